@@ -170,7 +170,7 @@ impl RunningServer {
         &self.node
     }
 
-    /// Returns what clients make the node hold, and how often they met a limit.
+    /// Returns the memory that clients occupy, and the counts of reached limits.
     pub fn load(&self) -> &Arc<ClientLoad> {
         &self.load
     }

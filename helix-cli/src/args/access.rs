@@ -70,7 +70,7 @@ pub(crate) enum AclSubcommand {
         /// Principal [default: all]
         principal: Option<String>,
     },
-    /// Test whether a principal may do something; exit code 1 if not
+    /// Test a right of a principal; exit code 1 if it is missing
     Test {
         /// Principal
         principal: String,

@@ -7,7 +7,7 @@ use anyhow::Context;
 use crate::exit::{CliError, Exit};
 use crate::output::write_message;
 
-/// Asks the user to confirm by typing the name of the `kind` of thing that is deleted.
+/// Asks the user to confirm a deletion by typing the name; `kind` says what it names.
 ///
 /// # Errors
 /// Fails if standard input is no terminal or the user types another text.

@@ -193,7 +193,7 @@ impl Committer {
             }
             match &committed {
                 Err(error) if error.retryable && end.is_none() => {
-                    warn!(group = self.membership.group, %error, "a commit failed, repeating it");
+                    warn!(group = self.membership.group, %error, "repeating a failed commit");
                     repeat_at = Some(last_commit + self.membership.client.config().backoff_max);
                     // The service counts them as this member's until then.
                     self.state().releases.extend(releases);

@@ -170,7 +170,7 @@ async fn send_heartbeats(membership: &MemberHandle, settings: &MemberSettings) {
                     membership.lose(report.epoch, &error);
                     Instant::now() + membership.client.shared.jitter.draw(u32::MAX)
                 }
-                // A full disk is no reason to give partitions up: space may come back.
+                // A full disk is no reason to give partitions up: space may become free.
                 Some(ErrorReason::DiskFull) => {
                     warn!(group = membership.group, %error, "retrying a heartbeat");
                     Instant::now() + membership.client.config().backoff_max

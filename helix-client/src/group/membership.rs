@@ -441,7 +441,7 @@ mod tests {
         assert_eq!((owned(&membership), membership.report().is_settled), (vec![0, 1], false));
         assert_eq!(change(&membership), Some(("revoked", vec![1])));
         let first = ownership(&membership, 1);
-        // It comes back before the release, which still happens: its offset was committed.
+        // It is assigned again before the release, which still happens: its offset was committed.
         membership.on_response(7, Instant::now(), response(9, &[0, 1]));
         assert_eq!(change(&membership), None);
         membership.release(&[first]);

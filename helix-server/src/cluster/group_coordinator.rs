@@ -71,8 +71,8 @@ impl CoordinatorRound {
 }
 
 impl Cluster {
-    /// Does what is due for the groups of a shard that this node leads. Returns when the next step
-    /// is due, if no group changes before.
+    /// Takes the due steps for the groups of a shard that this node leads. Returns when the next
+    /// step is due, if no group changes before.
     ///
     /// # Errors
     /// Those of a step that has to be repeated.

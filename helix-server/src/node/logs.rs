@@ -224,7 +224,7 @@ impl NodeLogs<'_> {
             match self.open_or_quarantine(identity.clone(), is_single_node).await {
                 Err(error @ (Error::DiskFull { .. } | Error::Exhausted { .. })) => {
                     if std::mem::take(&mut is_first) {
-                        tracing::warn!(%error, "the start waits");
+                        tracing::warn!(%error, "start waits");
                     }
                     tokio::time::sleep(SHORTAGE_PAUSE).await;
                 }

@@ -258,7 +258,7 @@ impl Node {
                     // Repaired once the node runs: `repair` reopens stopped shards.
                     let what = log.damage(&logs).to_string();
                     unreplayed.hold(&hub, log);
-                    tracing::error!(shard_id, %what, "the replay of a log met damage");
+                    tracing::error!(shard_id, %what, "replay of a log met damage");
                     slots.set(shard_id, ShardSlot::Stopped(what));
                     continue;
                 }

@@ -175,8 +175,8 @@ impl ShardSupervisor {
                         self.last_warning.clear();
                     }
                     InPlaceOutcome::Later(why) => {
-                        // Perhaps the other replicas have trimmed an entry for good. Then only a
-                        // new log ends the wait, where the rule allows it.
+                        // The other replicas may have trimmed an entry. Then only a new log ends
+                        // the wait, where the rule allows it.
                         self.delays += 1;
                         let own = DamagedReplica { kind: DamageKind::NeedsNewLog, ..own };
                         let step = next_step(&own, &configs, &reports);

@@ -298,8 +298,8 @@ fn every_step_is_taken_somewhere() {
     assert!(seen.iter().all(|count| *count > 0), "{seen:?}");
 }
 
-/// Two logs of three cannot be replayed, and the third replica is lost for good. There is no leader
-/// and no majority, but each of the two has what the other lacks.
+/// Two logs of three cannot be replayed, and the third replica is lost permanently. There is no
+/// leader and no majority, but each of the two has the blocks that the other lacks.
 #[test]
 fn logs_that_cannot_be_replayed_repair_each_other_without_a_leader() {
     for lost in [Voter::Gone, Voter::Replaced, Voter::InRepair] {

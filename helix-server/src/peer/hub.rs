@@ -346,7 +346,7 @@ impl Hub {
         *known = caller.or(*known);
     }
 
-    /// Returns a node, and its cluster, that takes this node, which is in none, for a member.
+    /// Returns the last peer that dialed this node while it was in no cluster, and its cluster.
     pub fn caller(&self) -> Option<(u64, u128)> {
         *lock(&self.caller)
     }

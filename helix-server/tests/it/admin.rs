@@ -109,7 +109,7 @@ async fn admin_port_is_read_only() {
 async fn idle_connections_do_not_delay_probes() {
     let server = in_memory().await;
     let addr = addr_of(&server);
-    // Silent ones, ones within their request, and ones that do not read their response.
+    // Connections that are silent, within their request, or do not read their response.
     for begun in ["", "GET /livez HT", "GET /metrics HTTP/1.1\r\nHost: helix\r\n\r\n"] {
         let mut idle = Vec::new();
         for _ in 0..200 {

@@ -115,14 +115,15 @@ impl StateFile {
 
     /// Returns whether a crash may find the state of the last write although that failed.
     ///
-    /// What it lists must then stay.
+    /// The files that it lists must then stay.
     pub(crate) fn is_last_named(&self) -> bool {
         self.is_last_named
     }
 
     /// Returns whether a crash may find either of the last two states.
     ///
-    /// What either of them lists must then stay. The next write syncs the directory first.
+    /// The files that either of them lists must then stay. The next write first syncs the
+    /// directory.
     pub(crate) fn is_unsynced(&self) -> bool {
         self.is_unsynced
     }

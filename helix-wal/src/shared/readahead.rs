@@ -1,4 +1,4 @@
-//! Read-ahead for readers of old entries that come back for the next ones.
+//! Read-ahead for sequential readers of old entries.
 //!
 //! The disk fetches more than a read asked for, if the entries are scattered. The page cache holds
 //! the bytes and evicts them.

@@ -170,7 +170,7 @@ impl Writer {
         let mut core = self.shared.lock();
         core.disk_full = Some((free, needed));
         if need == SegmentPurpose::Control {
-            // Elections, trims and purges go on, and may free space.
+            // Elections, trims and purges continue, and may free space.
             self.next = core.ready.pop_front();
         }
         // The keeper may have found space meanwhile. Then only it can withdraw what is recorded

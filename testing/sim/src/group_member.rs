@@ -195,7 +195,7 @@ impl MemberSlot {
                 MemberEnd::Left => millis(&mut self.rng, 0..=3_000),
                 MemberEnd::Crashed => millis(&mut self.rng, 0..=8_000),
             };
-            // The first slot always comes back: a member must live at the end.
+            // The first slot always starts again: a member must live at the end.
             let stays_away = self.slot > 0 && self.rng.random_bool(0.1);
             let until = Instant::now() + pause;
             while !self.context.group.is_stopped()

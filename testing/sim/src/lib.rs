@@ -3,7 +3,7 @@
 //!
 //! - `run` executes one run; `plan` draws its settings from the seed.
 //! - `cluster`, `disks`, `clock`, `links`, `net` and `tamper` simulate the environment.
-//! - `nemesis`, `damage` and `copies` inject faults; `membership` tells which nodes may be hit.
+//! - `nemesis`, `damage` and `copies` inject faults; `membership` limits the affected nodes.
 //! - `workload` and `raw_producer` write and read, with and without `helix-client`.
 //! - `operator` administers the cluster.
 //! - `recreation` deletes a topic and creates it again; `recreation_log` checks what its clients

@@ -14,7 +14,7 @@ impl ShortNames {
     pub(crate) fn of<'a>(ids: impl Iterator<Item = &'a str>) -> Self {
         let mut ids: Vec<&str> = ids.collect();
         ids.sort_unstable();
-        // An id beside itself would never be shortened.
+        // Two equal ids share all characters, so neither would be shortened.
         ids.dedup();
         let shared = |one: &str, other: &str| {
             one.chars().zip(other.chars()).take_while(|(one, other)| one == other).count()

@@ -172,7 +172,7 @@ impl GroupConsumer {
             debug!(group, partitions = concerned.len(), %error, "stopped partitions");
         } else if error.retryable || concerned.iter().any(|it| is_gone(&error, it.topic_id)) {
             // A node may not know a new partition yet.
-            warn!(group, count = partitions.len(), %error, "a reader failed, starting another");
+            warn!(group, count = partitions.len(), %error, "starting another reader");
             delay = self.membership.client.config().backoff_max;
         } else if error.is(ErrorReason::OffsetOutOfRange)
             // Otherwise the fallback would skip records of other partitions.

@@ -310,7 +310,7 @@ impl ConsumerGroup {
 
     fn release(&mut self, member_id: &str, epoch: u64, partitions: &[PartitionKey]) {
         let Some(member) = self.members.get(member_id) else { return };
-        // Within an epoch, a partition outside the target does not come back to the member. So a
+        // Within an epoch, a partition outside the target does not return to the member. So a
         // confirmation at the current epoch stays true, also if it arrives late.
         if epoch != self.member_epoch(member) {
             return;

@@ -91,7 +91,7 @@ impl ConsumerGroup {
         })
     }
 
-    /// Replaces owners by targets: a partition that already moves goes on to its new owner.
+    /// Replaces owners by targets: a partition that already moves continues to its new owner.
     fn prefer_targets(
         &self,
         topics: &[MatchedTopic],

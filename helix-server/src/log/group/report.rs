@@ -122,9 +122,9 @@ impl ConsumerGroup {
         }
     }
 
-    /// Returns whether a member has lost the partition for good, as far as this state knows: it
-    /// neither owns the partition nor will get it. The member has learned `epoch`; a state that is
-    /// older than it knows nothing.
+    /// Returns whether a member has lost the partition permanently, as far as this state knows: it
+    /// neither owns the partition nor will get it. The member has learned `epoch`, so an older
+    /// state decides nothing.
     pub fn has_lost(&self, member_id: &str, epoch: u64, partition: PartitionKey) -> bool {
         match self.member(member_id) {
             Some(member) if self.member_epoch(member) >= epoch => {

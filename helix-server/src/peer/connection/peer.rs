@@ -168,8 +168,8 @@ impl Peer {
         }
     }
 
-    /// Returns whether the peer's process is gone, as far as this node can tell: all of its
-    /// connections have ended, and its host refuses new ones. A partition does not look like that.
+    /// Returns whether the peer's process is gone, as far as this node knows. All of its connections
+    /// have ended, and its host refuses new ones. In a partition it would not refuse them.
     pub(in crate::peer) fn is_gone(&self) -> bool {
         self.lanes().gone()
     }

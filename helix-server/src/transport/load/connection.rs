@@ -287,8 +287,8 @@ impl ClientConnection {
 
     /// Returns true if a request of this connection waits for memory.
     ///
-    /// What has arrived of it stays unread, and takes window bytes from the connection's other
-    /// messages, which therefore may not arrive.
+    /// The part that has arrived stays unread and fills the connection's window, so that other
+    /// messages of the connection may not arrive.
     pub fn has_waiting_requests(&self) -> bool {
         self.waiting_requests.load(Ordering::Relaxed) > 0
     }

@@ -39,7 +39,7 @@ const FILL_WRITERS: u64 = 4;
 /// Bytes of each batch of the fill, which has a single record.
 const BATCH_BYTES: u64 = 100 << 10;
 
-/// Time to write before each scene, so that connections are warm.
+/// Time to write before each scenario, so that connections are warm.
 const WARM: Duration = Duration::from_secs(1);
 
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
@@ -51,7 +51,7 @@ pub struct RepairsArgs {
     #[command(flatten)]
     pub common: CommonArgs,
 
-    /// MiB of log before the last scene
+    /// MiB of log before the last scenario
     #[arg(long, default_value_t = 1024)]
     pub mib: u64,
 
@@ -113,7 +113,7 @@ async fn roles(test_bed: &TestBed, client: &Client) -> anyhow::Result<Roles> {
 }
 
 async fn execute(args: &RepairsArgs, catch_up: u64, test_bed: &mut TestBed) -> anyhow::Result<()> {
-    ensure!(test_bed.cluster.ids().len() == 3, "the scenes need three nodes");
+    ensure!(test_bed.cluster.ids().len() == 3, "the scenarios need three nodes");
     let mut rng = StdRng::seed_from_u64(args.common.seed);
     let client = test_bed.context.client()?;
     client.admin().create_topic(&NewTopic::new(PROBE_TOPIC, PROBE_PARTITIONS)).await?;
@@ -217,7 +217,7 @@ async fn scene(
 
 const REPAIRED: &str = "helix_shard_repaired_segments_total";
 
-/// Bytes that a scene reads so that a replica meets its damage: the oldest segments.
+/// Bytes that a scenario reads so that a replica meets its damage: the oldest segments.
 const MET_BYTES: u64 = 80 << 20;
 
 /// Waits until a node responds and lacks entries. Describes how many.
