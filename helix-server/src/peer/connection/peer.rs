@@ -168,8 +168,8 @@ impl Peer {
         }
     }
 
-    /// Returns whether the peer's process is gone, as far as this node knows. All of its connections
-    /// have ended, and its host refuses new ones. In a partition it would not refuse them.
+    /// Returns whether the peer's process is gone, as far as this node knows: its connections have
+    /// ended, and its host refuses new ones. In a partition it would not refuse them.
     pub(in crate::peer) fn is_gone(&self) -> bool {
         self.lanes().gone()
     }
