@@ -120,7 +120,7 @@ impl Hub {
             generation: join.generation,
             shards: join.shards,
             neighbours: peer_addrs
-                .map(|(node_id, address)| pb::Neighbour { node_id, address })
+                .map(|(node_id, address)| pb::PeerAddress { node_id, address })
                 .collect(),
         };
         let mut client = self.client(node)?;

@@ -60,7 +60,7 @@ pub(crate) struct ChaosCluster {
     nodes: BTreeMap<u64, ClusterNode>,
     /// Links from one node to another.
     ///
-    /// The link from [`ANYONE`] leads to a node that joined later: its address is advertised to the
+    /// The link from [`ANY_SOURCE`] leads to a node that joined later: its address is advertised to the
     /// others until they restart with a link of their own.
     links: BTreeMap<(u64, u64), Proxy>,
     /// Links from clients to a node.
@@ -73,7 +73,7 @@ pub(crate) struct ChaosCluster {
 pub(crate) const NODES_MAX: u64 = 9;
 
 /// Not a node id.
-const ANYONE: u64 = 0;
+const ANY_SOURCE: u64 = 0;
 
 #[derive(Debug)]
 struct ClusterNode {
@@ -128,7 +128,7 @@ impl ChaosCluster {
         }
         let known_as = Proxy::start(peer)?;
         let address = known_as.address();
-        self.links.insert((ANYONE, id), known_as);
+        self.links.insert((ANY_SOURCE, id), known_as);
         self.add(id, peer)?;
         self.start_node(id)?;
         Ok(address)

@@ -20,4 +20,5 @@ mod ports;
 pub mod proxy;
 mod schedule;
 mod segment_damage;
+mod sync;
 mod workload;

@@ -9,6 +9,8 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 
+use crate::sync::lock;
+
 /// Topic of the probe; its records are not checked.
 pub(super) const PROBE_TOPIC: &str = "probe";
 
@@ -53,7 +55,7 @@ impl AckProbe {
 
     /// Returns the times since the last call.
     pub(super) fn take(&self) -> AckTimes {
-        std::mem::take(&mut *self.times_so_far.lock().expect("no panic while it is locked"))
+        std::mem::take(&mut *lock(&self.times_so_far))
     }
 
     pub(super) async fn stop(mut self) -> anyhow::Result<()> {
@@ -77,7 +79,7 @@ async fn write(
         let sent = Instant::now();
         let result = producer.append(PROBE_TOPIC, partition, &records[..]).await;
         {
-            let mut times_so_far = times_so_far.lock().expect("no panic while it is locked");
+            let mut times_so_far = lock(&times_so_far);
             match result {
                 Ok(_) => times_so_far.times.push(sent.elapsed()),
                 Err(_) => times_so_far.errors += 1,

@@ -38,7 +38,7 @@ const ALONE: &str = "alone";
 const BEFORE: &str = "beside the writers";
 const AGAIN: &str = "alone again";
 const BESIDE_ALL: &str = "beside all";
-const BESIDE_VANDALS: &str = "beside all and vandals";
+const BESIDE_ABUSIVE_CLIENTS: &str = "beside all and abusive clients";
 
 /// Options of `flood`.
 #[derive(Debug, Clone, Args)]
@@ -57,7 +57,7 @@ pub struct FloodArgs {
 
     /// Connections with abusive HTTP/2 traffic
     #[arg(long, default_value_t = 16)]
-    pub vandals: usize,
+    pub abusive_clients: usize,
 
     /// Patterns of abusive traffic, in turn [default: all]
     #[arg(long, value_enum, value_delimiter = ',')]
@@ -134,7 +134,9 @@ struct FloodReport {
 
 pub(super) async fn run(args: FloodArgs, program: PathBuf) -> anyhow::Result<()> {
     let logger = Logger::new(args.json);
-    open_files(args.connections + args.readers + args.writers + args.vandals + FILES_BESIDE)?;
+    open_files(
+        args.connections + args.readers + args.writers + args.abusive_clients + FILES_BESIDE,
+    )?;
     let dir = tempfile::tempdir().context("create a directory for the node")?;
     let quiet_dir = tempfile::tempdir().context("create a directory for the reference node")?;
     let limit = args.memory_limit_mib;
@@ -197,8 +199,8 @@ async fn execute(
          {connections_served}"
     ));
     measure(BESIDE_ALL, &abusive_clients, node).await?;
-    abusive_clients.abuse(args.vandals, patterns(args));
-    measure(BESIDE_VANDALS, &abusive_clients, node).await?;
+    abusive_clients.abuse(args.abusive_clients, patterns(args));
+    measure(BESIDE_ABUSIVE_CLIENTS, &abusive_clients, node).await?;
     let readers_ended = abusive_clients.readers_ended().await;
     let limits_met = node.limits_met().await?;
     abusive_clients.stop().await;

@@ -29,6 +29,7 @@ use crate::logger::Logger;
 use crate::node_client::NodeClient;
 use crate::operator;
 use crate::segment_damage;
+use crate::sync::lock;
 use crate::workload::{TOPIC, TopicPlan, WorkloadShape};
 
 /// Partitions of the probe, one in each data shard.
@@ -136,12 +137,13 @@ async fn execute(args: &RepairsArgs, catch_up: u64, test_bed: &mut TestBed) -> a
     let lag = wait_until_behind(test_bed, nodes).await?;
     let flips = [(nodes.follower, 0)];
     let what = format!("while node {} fetches ({lag})", nodes.other);
-    scene(args, test_bed, &gaps, nodes.shard, &flips, &what, &mut rng).await?;
+    flip_and_repair(args, test_bed, &gaps, nodes.shard, &flips, &what, &mut rng).await?;
 
     // Two replicas are damaged, one is whole.
     let nodes = roles(test_bed, &client).await?;
     let flips = [(nodes.leader, 1), (nodes.follower, 2)];
-    scene(args, test_bed, &gaps, nodes.shard, &flips, "in two replicas", &mut rng).await?;
+    flip_and_repair(args, test_bed, &gaps, nodes.shard, &flips, "in two replicas", &mut rng)
+        .await?;
 
     // Another voter is replaced.
     let nodes = roles(test_bed, &client).await?;
@@ -155,7 +157,7 @@ async fn execute(args: &RepairsArgs, catch_up: u64, test_bed: &mut TestBed) -> a
     let lag = wait_until_behind(test_bed, nodes).await?;
     let flips = [(nodes.follower, 3)];
     let what = format!("while node {lost} is being replaced ({lag})");
-    scene(args, test_bed, &gaps, nodes.shard, &flips, &what, &mut rng).await?;
+    flip_and_repair(args, test_bed, &gaps, nodes.shard, &flips, &what, &mut rng).await?;
     operator::wait_until_done(&admin, &change).await?;
     gaps.stop().await?;
     test_bed.cluster.wait_until_healthy(READY_MAX).await?;
@@ -169,7 +171,7 @@ async fn execute(args: &RepairsArgs, catch_up: u64, test_bed: &mut TestBed) -> a
 
 /// Flips one bit in each of these segments (node, age), lets reads meet them, and waits until all
 /// are repaired and the cluster is healthy. Fails if it takes too long or appends wait too long.
-async fn scene(
+async fn flip_and_repair(
     args: &RepairsArgs,
     test_bed: &mut TestBed,
     gaps: &GapProbe,
@@ -306,7 +308,7 @@ impl GapProbe {
 
     /// Returns the longest time without an ack, and the number of errors, since the last call.
     fn take(&self) -> (Duration, u64) {
-        let mut gaps = self.gaps.lock().expect("no panic while it is locked");
+        let mut gaps = lock(&self.gaps);
         let now = Instant::now();
         let longest = gaps.values().map(|gap| gap.longest.max(now - gap.last)).max();
         let errors = gaps.values().map(|gap| gap.errors).sum();
@@ -336,7 +338,7 @@ async fn probe(
     while !*stopped.borrow() {
         let result = producer.append(PROBE_TOPIC, partition, &records[..]).await;
         {
-            let mut gaps = gaps.lock().expect("no panic while it is locked");
+            let mut gaps = lock(&gaps);
             let now = Instant::now();
             let first = AckGap { last: now, longest: Duration::ZERO, errors: 0 };
             let gap = gaps.entry(partition).or_insert(first);

@@ -55,7 +55,7 @@ async fn flooded_node_stays_below_its_memory_limit_and_serves_another_client() {
         connections: 300,
         readers: 60,
         writers: 8,
-        vandals: 8,
+        abusive_clients: 8,
         harm: Vec::new(),
         duration: Duration::from_secs(4),
         memory_limit_mib: 256,
