@@ -2,7 +2,7 @@
 //! repaired and how long appends wait meanwhile.
 //!
 //! Three scenes on one cluster: a bit of a follower while another voter is still fetching what it
-//! missed; a bit of the leader and another one of a follower; a bit of a follower while another
+//! missed; a bit of the leader and another one of a follower; a bit of the leader while another
 //! voter is being replaced. All of it with each of the given sizes of the log that is kept.
 
 use std::collections::BTreeMap;
@@ -151,7 +151,7 @@ async fn execute(args: &RepairsArgs, catch_up: u64, test_bed: &mut TestBed) -> a
     let change = operator::start_change(&admin, || admin.replace_node(lost, lost, "", false));
     let change = change.await?;
     let lag = wait_until_behind(test_bed, nodes).await?;
-    let flips = [(nodes.follower, 3)];
+    let flips = [(nodes.leader, 3)];
     let what = format!("while node {lost} is being replaced ({lag})");
     scene(args, test_bed, &gaps, nodes.shard, &flips, &what, &mut rng).await?;
     operator::wait_until_done(&admin, &change).await?;
