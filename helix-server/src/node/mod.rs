@@ -29,6 +29,7 @@ mod member_tasks;
 mod open;
 mod principal;
 mod readiness;
+mod rebuild;
 mod repair;
 mod repair_decision;
 mod repair_in_place;

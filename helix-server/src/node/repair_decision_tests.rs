@@ -183,7 +183,8 @@ impl Model {
                         "{before:?}: {voter} takes the majority of {block:?} away"
                     );
                 }
-                assert!(!before.has_quorum() || self.has_quorum(), "{before:?}: {voter} stops it");
+                // So the rule never waits for a leader that cannot be elected.
+                assert!(self.has_quorum(), "{before:?}: {voter} stops it");
                 true
             }
         }

@@ -8,7 +8,7 @@ use std::ops::{Bound, RangeBounds, RangeInclusive};
 use futures_util::{Stream, StreamExt, stream};
 use helix_wal::{Error, ReadMode, Wal};
 use openraft::storage::{IOFlushed, LogState, RaftLogStorage};
-use openraft::{OptionalSend, RaftLogReader};
+use openraft::{EntryPayload, OptionalSend, RaftLogReader};
 use tokio::sync::oneshot;
 
 use super::blocking::DiskReads;
@@ -34,12 +34,26 @@ pub struct LogStore {
     reads: DiskReads,
     /// True for a log in memory, where an append is complete when it returns.
     completes_at_once: bool,
+    /// Last entry that the state machine has before openraft starts.
+    recovered: Option<u64>,
 }
 
 impl LogStore {
     pub fn new(wal: Wal, reads: DiskReads) -> Self {
         let completes_at_once = wal.is_memory();
-        Self { wal, reads, completes_at_once }
+        Self { wal, reads, completes_at_once, recovered: None }
+    }
+
+    /// States the last entry that the state machine has. A start then reads no entry up to it.
+    pub(super) fn set_recovered(&mut self, applied: Option<u64>) {
+        self.recovered = applied;
+    }
+
+    /// Returns whether openraft asks for this range only to learn the id of the first entry. Every
+    /// start does, also where a checkpoint covers the entry.
+    fn is_first_id(&self, start: u64, end: u64) -> bool {
+        let is_covered = self.recovered.is_some_and(|applied| start <= applied);
+        is_covered && start == self.wal.first_index() && end == start + 1
     }
 
     async fn entries(&self, start: u64, end: u64) -> io::Result<Vec<RaftEntry>> {
@@ -118,6 +132,13 @@ impl RaftLogReader<TypeConfig> for LogStore {
         range: RB,
     ) -> io::Result<Vec<RaftEntry>> {
         let (mut start, end) = self.clamp(&range);
+        if self.is_first_id(start, end)
+            && let Some(log_id) = self.log_id(start).await?
+        {
+            // The index has the id. The entry may be damaged here and purged everywhere else, so
+            // that a replica that needs it could never start.
+            return Ok(vec![RaftEntry { log_id, payload: EntryPayload::Blank }]);
+        }
         let mut entries = Vec::new();
         while start < end {
             let more = self.entries(start, end).await?;
@@ -251,7 +272,7 @@ impl RaftLogStorage<TypeConfig> for LogStore {
             .into_iter()
             .map(|entry| {
                 let stored = codec::to_wal(&entry);
-                if let openraft::EntryPayload::Normal(command) = entry.payload {
+                if let EntryPayload::Normal(command) = entry.payload {
                     guards.extend(command.guard);
                 }
                 stored

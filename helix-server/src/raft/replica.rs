@@ -193,6 +193,7 @@ impl Replica {
             &mut store,
         );
         let mut state_machine = recovering.await?;
+        store.set_recovered(state_machine.applied_index());
         if let Some(records) = &records {
             state_machine = state_machine.with_records(records.fetched.clone());
         }

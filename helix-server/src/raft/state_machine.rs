@@ -162,6 +162,11 @@ impl StateMachine {
         self.term.send_if_modified(|term| std::mem::replace(term, new) != new);
     }
 
+    /// Returns the index of the last applied entry.
+    pub fn applied_index(&self) -> Option<u64> {
+        self.applied.map(|id| id.index)
+    }
+
     /// Watches the term of the last applied entry.
     pub fn watch_term(&self) -> watch::Receiver<u64> {
         self.term.subscribe()

@@ -5,7 +5,7 @@
 //!
 //! - a bit of a follower, while another voter still fetches missed entries;
 //! - a bit of the leader, and one of a follower;
-//! - a bit of a follower, while another voter is being replaced.
+//! - a bit of the leader, while another voter is being replaced.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -155,7 +155,7 @@ async fn execute(args: &RepairsArgs, catch_up: u64, test_bed: &mut TestBed) -> a
     let change = operator::start_change(&admin, || admin.replace_node(lost, lost, "", false));
     let change = change.await?;
     let lag = wait_until_behind(test_bed, nodes).await?;
-    let flips = [(nodes.follower, 3)];
+    let flips = [(nodes.leader, 3)];
     let what = format!("while node {lost} is being replaced ({lag})");
     flip_and_repair(args, test_bed, &gaps, nodes.shard, &flips, &what, &mut rng).await?;
     operator::wait_until_done(&admin, &change).await?;
