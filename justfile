@@ -66,6 +66,7 @@ bench-slow-disks:
 
 # Run the Criterion benchmarks.
 criterion:
+    cargo bench -p helix-proto
     cargo bench -p helix-wal
     cargo bench -p helix-server
 

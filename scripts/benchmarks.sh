@@ -64,6 +64,7 @@ start() {
             --default-retention-bytes 512MiB --memory-limit 3GiB "${peers[@]}" "$@" \
             2> "$work/$id.log" &
         nodes+=($!)
+        echo $! > "$work/pid.$id"
     done
     local deadline=$((SECONDS + 60))
     until "$programs/helix-bench" latency --quiet --addr "$addr" --ops 1 >/dev/null 2>&1; do
@@ -93,7 +94,10 @@ run() {
 publish() {
     local section=$1 text plots plot
     shift
-    plots=$("$programs/helix-bench" plot "$@" --dir "$docs/benchmarks" 2>&1 | sed 's/^wrote //')
+    plots=
+    # Groups have single values and nothing to plot.
+    [ "$section" = group ] ||
+        plots=$("$programs/helix-bench" plot "$@" --dir "$docs/benchmarks" 2>&1 | sed 's/^wrote //')
     text=$(
         echo "$quiet."
         echo
@@ -141,6 +145,27 @@ if [ "$(ulimit -Hn)" != unlimited ] && [ "$(ulimit -Hn)" -lt 10100 ]; then
 fi
 [ "$profile" = release ] || counts=10,20
 run connections connections --count $counts --duration "${seconds}s" --warmup $warmup
+groups=(--runs 5 --duration "${seconds}s")
+if [ "$profile" != release ]; then
+    groups=(--runs 1 --duration 1200ms --records 2000 --committers 4 --leaves 3 --groups 4 --members 3
+        --heartbeat 400ms --empty-groups 100)
+fi
+start groups 1
+run group group "${groups[@]}"
+# The commands see only the environment; the node that is restarted is not this shell's child.
+cat > "$work/restart" <<END
+kill -9 \$(cat "$work/pid.1")
+# Until its ports are closed; this script is its parent and may not have waited for it.
+while grep -q '^State:.[^Z]' "/proc/\$(cat "$work/pid.1")/status" 2>/dev/null; do sleep 0.01; done
+"$programs/helix-server" --node-id 1 --data-dir "$work/1" --admin-addr off --memory-limit 3GiB \\
+    --listen-addr "$addr" --peer-addr "127.0.0.1:$((port + 4))" 2>> "$work/1.log" &
+echo \$! > "$work/pid.1"
+END
+run group-restart group --parts restart --restart-command "sh $work/restart" "${groups[@]}"
+nodes+=("$(cat "$work/pid.1")")
+start three-shards 3 --shards 3
+run group-coordinator group --parts coordinator "${groups[@]}" \
+    --kill-command "kill -9 \$(cat $work/pid.\$HELIX_NODE_ID)"
 start three-nodes 3
 run check sequencer --check
 loads
@@ -153,6 +178,7 @@ rm -rf "$work/wal"
 publish pubsub "$results"/pubsub-*.json
 publish sequencer "$results"/sequencer-*.json "$results"/check-*.json
 publish connections "$results"/connections-*.json
+publish group "$results"/group-*.json
 publish write "$results"/write-[0-9]*.json
 publish write-sizes "$results"/write-4-*.json "$results"/write-size-*.json
 publish read "$results"/read-*.json

@@ -9,6 +9,7 @@ use helix_proto::address;
 use serde::Serialize;
 
 use crate::connections::ConnectionsArgs;
+use crate::group::GroupBenchArgs;
 use crate::pubsub::PubsubArgs;
 use crate::rate_limit::RateLimitArgs;
 use crate::sequencer::SequencerArgs;
@@ -47,6 +48,8 @@ pub(crate) enum BenchCommand {
     Sequencer(SequencerArgs),
     /// Measure requests over many connections at once
     Connections(ConnectionsArgs),
+    /// Measure consumer groups
+    Group(GroupBenchArgs),
     /// Find the highest rate whose p99 stays within a bound
     Limit(RateLimitArgs),
     /// Write to helix-wal directly, without network or Raft
@@ -487,6 +490,7 @@ mod tests {
             "helix-bench sequencer --duration 2s --size 64,256 --plot plots",
             "helix-bench sequencer --check --records 1000",
             "helix-bench connections --count 100,1000 --rate 1000",
+            "helix-bench group --parts read,commit --runs 5 --committers 8",
             "helix-bench limit --mode write --max-p99 5ms --clients 4",
             "helix-bench plot one.json two.json --dir plots",
             "helix-bench tables one.json",

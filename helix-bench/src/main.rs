@@ -14,6 +14,7 @@ mod e2e;
 mod exit;
 mod figures;
 mod format;
+mod group;
 mod host;
 mod html;
 mod latency;
@@ -54,6 +55,7 @@ use args::{
 use ceiling::CeilingProcess;
 use connections::{ConnectionsArgs, ConnectionsPlan};
 use figures::NamedResult;
+use group::{GroupBenchArgs, GroupBenchPlan};
 use load::BenchLoad;
 use output::ReportOutput;
 use pubsub::{PubsubArgs, PubsubPlan};
@@ -88,6 +90,7 @@ fn run(command: BenchCommand) -> Result<u8> {
         BenchCommand::Pubsub(args) => run_pubsub(&args),
         BenchCommand::Sequencer(args) => run_sequencer(&args),
         BenchCommand::Connections(args) => run_connections(&args),
+        BenchCommand::Group(args) => run_group(&args),
         BenchCommand::Limit(args) => run_limit(&args),
         BenchCommand::Wal(args) => run_wal(&args),
         BenchCommand::Ceiling(args) => {
@@ -172,6 +175,15 @@ fn run_connections(args: &ConnectionsArgs) -> Result<u8> {
     report.command = command_line();
     deliver(&report, output, args.plot.as_deref())?;
     Ok(report.exit_code())
+}
+
+fn run_group(args: &GroupBenchArgs) -> Result<u8> {
+    let plan = GroupBenchPlan::new(args).map_err(exit::usage)?;
+    let output = ReportOutput::open(args.json.as_deref())?;
+    let mut report = runtime(plan.threads())?.block_on(group::run(&plan))?;
+    report.command = command_line();
+    deliver(&report, output, None)?;
+    Ok(0)
 }
 
 fn run_limit(args: &RateLimitArgs) -> Result<u8> {

@@ -118,6 +118,7 @@ pub(crate) fn tables(result: &Value) -> Result<Vec<ResultTable>> {
     match result["mode"].as_str() {
         Some("pubsub") => Ok(vec![pubsub(result)]),
         Some("connections") => Ok(vec![connections(result)]),
+        Some("group") => Ok(vec![group(result)]),
         Some("limit") => Ok(vec![limit(result)]),
         Some("sequencer") => Ok(sequencer(result)),
         mode => bail!("no table for a result of mode {}", mode.unwrap_or("unknown")),
@@ -223,6 +224,34 @@ fn connections(result: &Value) -> ResultTable {
         ]
     };
     table(result, &CONNECTIONS_COLUMNS, rows(&result["rows"]).iter().map(row).collect())
+}
+
+const GROUP_COLUMNS: [&str; 8] = [
+    "consumer groups",
+    "value",
+    "unit",
+    "values",
+    "against",
+    "reference",
+    "ratio",
+    "lowest to highest",
+];
+
+fn group(result: &Value) -> ResultTable {
+    let row = |row: &Value| {
+        let [low, high] = ["ratio_min", "ratio_max"].map(|name| known(row[name].as_f64(), 3));
+        vec![
+            text(&row["name"]),
+            known(row["value"].as_f64(), 2),
+            text(&row["unit"]),
+            rows(&row["values"]).len().to_string(),
+            text(&row["reference_name"]),
+            known(row["reference"].as_f64(), 2),
+            known(row["ratio"].as_f64(), 3),
+            if row["ratio"].is_null() { "-".to_owned() } else { format!("{low} to {high}") },
+        ]
+    };
+    table(result, &GROUP_COLUMNS, rows(&result["rows"]).iter().map(row).collect())
 }
 
 const LIMIT_COLUMNS: [&str; 6] = ["rate", "records/s", "p50 ms", "p99", "p99.9", "outcome"];

@@ -2,6 +2,7 @@
 
 use clap::ValueEnum;
 use helix_client::Compression;
+use helix_proto::compression::BatchCodec;
 use helix_proto::log::v1::AllowedCompression;
 
 /// Compression of produced batches as a command-line value.
@@ -48,6 +49,22 @@ pub(crate) fn allowed_name(allowed: AllowedCompression) -> &'static str {
     known.map_or("none", |(name, _)| name)
 }
 
+/// Returns the name of a batch's compression.
+pub(crate) fn codec_name(wire: i32) -> String {
+    match BatchCodec::from_wire(wire) {
+        Ok(None) => "none".to_owned(),
+        Ok(Some(BatchCodec::Lz4)) => "lz4".to_owned(),
+        Ok(Some(BatchCodec::Zstd)) => "zstd".to_owned(),
+        Err(_) => format!("unknown ({wire})"),
+    }
+}
+
+/// Returns the uncompressed bytes for each stored byte, to two decimals.
+pub(crate) fn ratio(uncompressed_bytes: u64, stored_bytes: u64) -> Option<f64> {
+    let ratio = uncompressed_bytes as f64 / stored_bytes as f64;
+    (stored_bytes > 0).then(|| (ratio * 100.0).round() / 100.0)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -60,5 +77,13 @@ mod tests {
         }
         assert!(parse_allowed("gzip").is_err());
         assert_eq!(allowed_name(AllowedCompression::Unspecified), "none");
+        // Both wire values of uncompressed batches have one name.
+        assert_eq!([0, 1, 2, 3].map(codec_name), ["none", "none", "lz4", "zstd"]);
+        assert_eq!(codec_name(9), "unknown (9)");
+    }
+
+    #[test]
+    fn ratio_of_nothing_is_unknown() {
+        assert_eq!((ratio(10, 3), ratio(0, 0)), (Some(3.33), None));
     }
 }

@@ -325,11 +325,13 @@ mod tests {
         let published: serde_json::Value = serde_json::from_str(published).unwrap();
         let vectors = published["batches"].as_array().unwrap();
         assert!(vectors.len() >= 5, "{vectors:?}");
-        for vector in vectors {
-            let digits = vector["payload_hex"].as_str().unwrap().as_bytes();
+        let bytes = |digits: &serde_json::Value| -> Vec<u8> {
             let byte =
                 |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).unwrap(), 16).unwrap();
-            let payload: Vec<u8> = digits.chunks(2).map(byte).collect();
+            digits.as_str().unwrap().as_bytes().chunks(2).map(byte).collect()
+        };
+        for vector in vectors {
+            let payload = bytes(&vector["payload_hex"]);
             let batch = encode(&RecordList::decode(&payload[..]).unwrap().records);
             assert_eq!(batch.payload, payload, "{vector}");
             assert_eq!(u64::from(batch.version), vector["version"], "{vector}");
@@ -337,6 +339,26 @@ mod tests {
             assert_eq!(i64::from(batch.compression), vector["compression"], "{vector}");
             assert_eq!(u64::from(batch.crc32), vector["crc32"], "{vector}");
         }
+        // Made by the lz4 and zstandard packages of Python.
+        let compressed = published["compressed_batches"].as_array().unwrap();
+        let mut codecs = Vec::new();
+        for vector in compressed {
+            let number = |name: &str| u32::try_from(vector[name].as_u64().unwrap()).unwrap();
+            let batch = EncodedBatch {
+                version: number("version"),
+                record_count: number("record_count"),
+                compression: i32::try_from(number("compression")).unwrap(),
+                crc32: number("crc32"),
+                uncompressed_bytes: number("uncompressed_bytes"),
+                payload: bytes(&vector["payload_hex"]).into(),
+            };
+            assert!(is_intact(&batch), "{vector}");
+            let payload = uncompressed_payload(&batch).unwrap();
+            assert_eq!(payload, bytes(&vector["uncompressed_hex"]), "{vector}");
+            assert_eq!(scan(&payload, batch.record_count, RECORD_BYTES_MAX), Ok(()), "{vector}");
+            codecs.push(batch.compression);
+        }
+        assert_eq!(codecs, [Compression::Lz4, Compression::Zstd].map(i32::from));
     }
 
     #[test]

@@ -41,8 +41,9 @@ pub const TOKEN_REFRESH_INTERVAL: Duration = Duration::from_millis(100);
 /// Longest time between two checks of the expiry of an open stream's token.
 pub const TOKEN_EXPIRY_POLL_MAX: Duration = Duration::from_secs(30);
 
-/// Default limits of a topic.
-pub const BATCH_BYTES_DEFAULT: u32 = 4 << 20;
+/// Default limits of a topic. A response with the largest such batch stays below 4 MiB, the largest
+/// message that most gRPC libraries take by default.
+pub const BATCH_BYTES_DEFAULT: u32 = 3 << 20;
 pub const RECORD_BYTES_DEFAULT: u32 = 1 << 20;
 
 /// Batches in flight of one append stream. Equal to a producer's dedup window, so that every batch

@@ -104,7 +104,10 @@ pub use files::cold_segment::ColdSegments;
 pub use files::open_files::FileCache;
 pub use maintenance::keeper::Keeper;
 pub use maintenance::scrub::{Scrub, Scrubbed};
-pub use recovery::inspect::{Finding, LogReport, SegmentReport, SegmentState, inspect, verify};
+pub use recovery::inspect::{
+    EntryVisitor, Finding, InspectedEntry, LogReport, SegmentReport, SegmentState, inspect,
+    inspect_entries, verify,
+};
 pub use recovery::quarantine::QuarantinedLog;
 pub use recovery::truncate_damage::{DamagedEnd, LostStream};
 pub use shared::options::{Options, Preparation};

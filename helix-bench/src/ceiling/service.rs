@@ -29,7 +29,7 @@ use crate::host::process_cpu_time;
 
 /// Same values as in the server's `limits.rs`, which documents the reasons.
 const MESSAGE_BYTES_MAX: usize = 16 << 20;
-const BATCH_BYTES_MAX: u32 = 4 << 20;
+const BATCH_BYTES_MAX: u32 = 3 << 20;
 const STREAM_BATCHES_IN_FLIGHT_MAX: u32 = 64;
 const STREAM_BYTES_IN_FLIGHT_MAX: u64 = 8 << 20;
 const STREAMS_PER_CONNECTION_MAX: u32 = 1024;

@@ -34,6 +34,13 @@ impl MemoryServer {
         topics.into_iter().map(|topic| topic.name).collect()
     }
 
+    fn groups(&self) -> Vec<String> {
+        let _entered = self.runtime.enter();
+        let admin = Client::new(Config::new([self.address.clone()])).unwrap().admin();
+        let groups = self.runtime.block_on(admin.groups()).unwrap();
+        groups.into_iter().map(|group| group.group).collect()
+    }
+
     /// Runs the program, and returns what it printed and its JSON result.
     fn bench(&self, dir: &Path, arguments: &[&str]) -> (String, Value) {
         let json = dir.join("result.json");
@@ -276,4 +283,74 @@ fn limit_finds_a_rate_and_shows_its_steps() {
     assert_eq!(within.map(|step| number(&step["rate"])).fold(0.0, f64::max), highest);
     assert!(steps.iter().any(|step| step["why"] == "rate not reached"), "{text}");
     assert_eq!(text.lines().filter(|line| line.ends_with("within")).count() > 0, highest > 0.0);
+}
+
+#[test]
+fn group_measures_each_part_beside_its_reference() {
+    let (server, dir) = (MemoryServer::start(), tempfile::tempdir().unwrap());
+    let parts = ["read", "commit", "handover", "heartbeat", "memory"].join(",");
+    let (text, result) = server.bench(
+        dir.path(),
+        &[
+            "group",
+            "--parts",
+            &parts,
+            "--runs",
+            "1",
+            "--partitions",
+            "4",
+            "--records",
+            "2000",
+            "--committers",
+            "3",
+            "--leaves",
+            "2",
+            "--session-timeout",
+            "1s",
+            "--groups",
+            "2",
+            "--members",
+            "2",
+            "--heartbeat",
+            "400ms",
+            "--empty-groups",
+            "50",
+            "--duration",
+            "1200ms",
+        ],
+    );
+    let rows = result["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 11, "{text}");
+    let row = |name: &str| {
+        let row = rows.iter().find(|row| row["name"].as_str().unwrap().contains(name));
+        row.unwrap_or_else(|| panic!("no row {name} in {text}"))
+    };
+    for name in ["one member reads", "commit every second", "p50, one client", "3 clients"] {
+        let ratio = number(&row(name)["value"]) / number(&row(name)["reference"]);
+        assert!((number(&row(name)["ratio"]) / ratio - 1.0).abs() < 1e-6, "{text}");
+    }
+    // A killed member's partitions move no earlier than its last heartbeat's session ends, which
+    // is at least two thirds of the timeout after the kill.
+    let killed = number(&row("member killed")["value"]);
+    assert!((600.0..10_000.0).contains(&killed), "{text}");
+    assert_eq!(row("per group")["values"].as_array().unwrap().len(), 1);
+    assert!(text.contains("lowest to highest"), "{text}");
+    assert_eq!(server.topics("bench-"), [""; 0]);
+    assert_eq!(server.groups(), [""; 0], "groups of the bench are deleted");
+}
+
+#[test]
+fn group_explains_what_it_cannot_measure() {
+    let server = MemoryServer::start();
+    for (arguments, expected) in [
+        (["coordinator", "--kill-command", "true"], "start three nodes with --shards 3"),
+        (["restart", "--restart-command", "true"], "the command has not restarted the node"),
+        (["restart", "--restart-command", "exit 3"], "exit status: 3"),
+    ] {
+        let addr = server.address.as_str();
+        let flags = ["--partitions", "2", "--duration", "100ms", "--runs", "1", "--addr", addr];
+        let output = helix_bench(&[&["group", "--parts"], &arguments[..], &flags].concat());
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.code() == Some(1) && text.contains(expected), "{text}");
+    }
 }

@@ -10,6 +10,9 @@ pub(crate) enum WalSubcommand {
     Inspect {
         /// Data directory of a node, or one of its shard-N directories
         dir: PathBuf,
+        /// Count batches by compression; reads the whole log
+        #[arg(long)]
+        codecs: bool,
     },
     /// Verify every byte of a log; exit code 11 on damage
     Verify {

@@ -5,6 +5,7 @@ pub(crate) mod access;
 pub(crate) mod cheat;
 pub(crate) mod check;
 pub(crate) mod cluster;
+pub(crate) mod compression_sample;
 pub(crate) mod config;
 pub(crate) mod confirm;
 pub(crate) mod consume;

@@ -10,6 +10,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::args::{GlobalArgs, SettingChange, TopicCreateArgs, TopicSettings, TopicSubcommand};
+use crate::commands::compression_sample::{self, TopicCompression};
 use crate::commands::confirm::confirm;
 use crate::commands::group::topic_lag::{self, TopicGroupRow};
 use crate::compression::allowed_name;
@@ -40,7 +41,8 @@ pub(crate) async fn run(global: &GlobalArgs, command: &TopicSubcommand) -> anyho
             let found = client.admin().topic(topic).await;
             let found = found.with_context(|| format!("describe {topic}"))?;
             let groups = topic_lag::of_topic(&client, topic, global.quiet).await;
-            output.show(&TopicDescription { groups: Some(groups), ..found.into() })
+            let compression = compression_sample::of_topic(&client, &found).await;
+            output.show(&TopicDescription { compression, groups: Some(groups), ..found.into() })
         }
         TopicSubcommand::Alter { topic, settings } => {
             output.show(&alter(&client, topic, settings).await?)
@@ -227,6 +229,10 @@ pub(crate) struct TopicDescription {
     topic_id: u64,
     replication_factor: u32,
     config: Config,
+    /// Compression of the newest batches of up to eight partitions; absent after a change of
+    /// settings, and if the caller may not read the topic.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    compression: Option<TopicCompression>,
     partitions: Vec<Partition>,
     /// Groups that have committed offsets; absent after a change of settings.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -295,6 +301,7 @@ impl From<proto::Topic> for TopicDescription {
             replication_factor: topic.replication_factor,
             config: topic.config.unwrap_or_default().into(),
             partitions: topic.partitions.into_iter().map(Partition::from).collect(),
+            compression: None,
             groups: None,
         }
     }

@@ -2,17 +2,21 @@
 //! Only `repair --drop` changes files. The directory is one log or the data directory of a node,
 //! which has a log for each shard.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::Context;
+use helix_server::log::Head;
+use helix_server::raft::decode_head;
 use helix_wal::storage::{DirStorage, Storage};
-use helix_wal::{DamagedEnd, Finding, LogId, LogReport, SegmentReport, Wal};
+use helix_wal::{DamagedEnd, Finding, InspectedEntry, LogId, LogReport, SegmentReport, Wal};
 use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::args::{DroppablePart, GlobalArgs, WalSubcommand};
+use crate::compression::{self, codec_name};
 use crate::exit::{CliError, Exit};
 use crate::output::{Output, message};
 use crate::units;
@@ -21,12 +25,12 @@ use crate::units;
 pub(crate) fn run(global: &GlobalArgs, command: &WalSubcommand) -> anyhow::Result<()> {
     let output = Output { format: global.output };
     match command {
-        WalSubcommand::Inspect { dir } => {
+        WalSubcommand::Inspect { dir, codecs } => {
             let logs = open_logs(dir)?;
             if logs.iter().any(|log| log.is_in_use) && !global.quiet {
                 message!("a node is using these files; the ends of its logs may be out of date");
             }
-            inspect_all(output, &logs)
+            inspect_all(output, &logs, *codecs)
         }
         WalSubcommand::Verify { dir } => {
             let logs = open_logs(dir)?;
@@ -248,12 +252,19 @@ fn open(dir: PathBuf) -> anyhow::Result<Log> {
 }
 
 /// Shows the readable logs. Fails with the error of the first unreadable one.
-fn inspect_all(output: Output, logs: &[Log]) -> anyhow::Result<()> {
+fn inspect_all(output: Output, logs: &[Log], with_codecs: bool) -> anyhow::Result<()> {
     let mut inspected = Vec::new();
     let mut outcome = Ok(());
     for log in logs {
-        match helix_wal::inspect(&log.storage) {
-            Ok(report) => inspected.push(InspectedLog::new(&log.dir, report)),
+        let mut codecs = with_codecs.then(CodecCounts::default);
+        let report = match &mut codecs {
+            None => helix_wal::inspect(&log.storage),
+            Some(codecs) => {
+                helix_wal::inspect_entries(&log.storage, &mut |entry| codecs.add(entry))
+            }
+        };
+        match report {
+            Ok(report) => inspected.push(InspectedLog::new(&log.dir, report, codecs)),
             Err(error) => outcome = outcome.and_then(|()| Err(unreadable(&log.dir, &error))),
         }
     }
@@ -288,6 +299,51 @@ pub(crate) struct InspectedLog {
     allocated_segments: u64,
     leftovers: Vec<String>,
     segments: Vec<Segment>,
+    /// Batches of all segments by compression, with --codecs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    codecs: Option<Vec<CodecShare>>,
+}
+
+/// Batches of one compression.
+#[derive(Debug, Default, Serialize, JsonSchema)]
+pub(crate) struct CodecShare {
+    codec: String,
+    batches: u64,
+    records: u64,
+    /// Payload bytes in the log.
+    stored_bytes: u64,
+    uncompressed_bytes: u64,
+    /// Uncompressed bytes for each stored byte.
+    ratio: Option<f64>,
+}
+
+/// Batches by the name of their compression.
+#[derive(Debug, Default)]
+struct CodecCounts(BTreeMap<String, CodecShare>);
+
+impl CodecCounts {
+    /// Counts an entry if it is a batch. Refused batches count too: the log does not know them.
+    fn add(&mut self, entry: &InspectedEntry<'_>) {
+        let Ok(Head::Batch(batch)) = decode_head(entry.head) else { return };
+        let share = self.0.entry(codec_name(batch.compression)).or_default();
+        let stored = entry.payload_bytes as u64;
+        share.batches += 1;
+        share.records += u64::from(batch.record_count);
+        share.stored_bytes += stored;
+        share.uncompressed_bytes += match batch.uncompressed_bytes {
+            0 => stored,
+            compressed => compressed.into(),
+        };
+    }
+
+    fn into_shares(self) -> Vec<CodecShare> {
+        let share = |(codec, share): (String, CodecShare)| CodecShare {
+            codec,
+            ratio: compression::ratio(share.uncompressed_bytes, share.stored_bytes),
+            ..share
+        };
+        self.0.into_iter().map(share).collect()
+    }
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
@@ -313,7 +369,7 @@ struct Segment {
 }
 
 impl InspectedLog {
-    fn new(dir: &Path, report: LogReport) -> Self {
+    fn new(dir: &Path, report: LogReport, codecs: Option<CodecCounts>) -> Self {
         let index = |id: Option<LogId>| id.map(|id| id.index);
         Self {
             dir: dir.to_owned(),
@@ -326,6 +382,7 @@ impl InspectedLog {
             allocated_segments: report.allocated_segments,
             leftovers: report.leftovers,
             segments: report.segments.into_iter().map(Segment::from).collect(),
+            codecs: codecs.map(CodecCounts::into_shares),
         }
     }
 }

@@ -89,3 +89,29 @@ fn damage_before_the_end_of_a_log_is_reported() {
     let found = json(&helix(&["wal", "verify", path, "-o", "json"], "").stdout);
     assert!(found["findings"][0]["first_byte"].is_null(), "{found}");
 }
+
+#[test]
+fn compression_shows_in_topics_and_logs() {
+    let directory = tempfile::tempdir().unwrap();
+    let node = ServerProcess::start_in(directory.path());
+    let text = "the same line again\n".repeat(2_000);
+    node.ok_with(&["produce", "default", "--compression", "zstd"], &text);
+    node.ok_with(&["produce", "default"], "a\nb\n");
+    let described = json(&node.ok(&["topic", "describe", "default", "-o", "json"]));
+    let compression = &described["compression"];
+    assert!(compression["compressed_batches"].as_u64() > Some(0), "{compression}");
+    assert!(compression["compressed_batches"].as_u64() < compression["sampled_batches"].as_u64());
+    assert!(compression["ratio"].as_f64() > Some(2.0), "{compression}");
+    assert!(node.end_by_closing_stdin().success());
+    let path = directory.path().to_str().unwrap();
+    let plain = json(&helix(&["wal", "inspect", path, "-o", "json"], "").stdout);
+    assert!(plain[0].get("codecs").is_none(), "{plain}");
+    let logs = json(&helix(&["wal", "inspect", path, "--codecs", "-o", "json"], "").stdout);
+    let shares: Vec<_> =
+        logs.as_array().unwrap().iter().flat_map(|log| log["codecs"].as_array().unwrap()).collect();
+    let of = |codec: &str| *shares.iter().find(|share| share["codec"] == codec).unwrap();
+    assert_eq!((&of("none")["records"], shares.len()), (&2.into(), 2), "{shares:?}");
+    assert_eq!(of("zstd")["records"], 2_000);
+    assert!(of("zstd")["ratio"].as_f64() > Some(5.0), "{shares:?}");
+    assert_eq!(of("none")["stored_bytes"], of("none")["uncompressed_bytes"]);
+}

@@ -454,6 +454,17 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn reports_name_partitions_by_id_alone() {
+        let membership = membership();
+        let partitions: Vec<u32> = (0..10_000).collect();
+        membership.on_response(0, Instant::now(), response(5, &partitions));
+        // With the names of topics, a report of many partitions would exceed the request limit.
+        let report = membership.report();
+        assert_eq!(report.owned.len(), 10_000);
+        assert!(report.owned.iter().all(|it| it.topic.is_empty() && it.topic_id == 1));
+    }
+
+    #[tokio::test]
     async fn unknown_partitions_are_released_at_once() {
         let membership = membership();
         membership.on_response(0, Instant::now(), response(5, &[0, 1]));

@@ -61,10 +61,11 @@ impl GroupSessions {
             None => groups.entry(group.into()).or_default(),
         };
         let is_ending = |it: &MemberSession| it.is_ending && it.joined_epoch == view.joined_epoch;
-        if members.get(member_id).is_some_and(is_ending) {
-            return false;
+        match members.get_mut(member_id) {
+            Some(known) if is_ending(known) => return false,
+            Some(known) => *known = session,
+            None => drop(members.insert(member_id.into(), session)),
         }
-        members.insert(member_id.into(), session);
         true
     }
 

@@ -3,11 +3,13 @@
 use std::time::Duration;
 
 use helix_proto::batch;
+use helix_proto::log::v1::consume_service_client::ConsumeServiceClient;
 use helix_proto::log::v1::start_position::Position;
 use helix_proto::log::v1::subscribe_response::Message;
 use helix_proto::log::v1::{
     AppendRequest, ErrorReason, FetchRequest, OutOfRangePolicy, PartitionRecords, PartitionStart,
-    ReadLimits, ResolveOffsetsRequest, StartPosition, SubscribeRequest, TrimPartitionRequest,
+    ReadLimits, Record, ResolveOffsetsRequest, StartPosition, SubscribeRequest,
+    TrimPartitionRequest,
 };
 use tokio::time::Instant;
 use tonic::Code;
@@ -51,6 +53,38 @@ async fn fetch_returns_encoded_batches_unchanged() {
         }
     })
     .await;
+}
+
+#[tokio::test]
+async fn clients_with_default_limits_read_the_largest_batch() {
+    let server = TestServer::in_memory().await;
+    let batch = |last: usize| {
+        let lengths = [1_000_000, 1_000_000, 1_000_000, last];
+        let record = |bytes| Record { value: Some(vec![b'x'; bytes].into()), ..Record::default() };
+        batch::encode(&lengths.map(record))
+    };
+    let largest = batch(100_000 + (3 << 20) - batch(100_000).payload.len());
+    assert_eq!(largest.payload.len(), 3 << 20, "the default of max_batch_bytes");
+    let request =
+        AppendRequest { partition: 0, batch: as_batch(largest), ..append_request(&["replaced"]) };
+    server.produce().append(request).await.unwrap();
+    // The limit of the generated client: 4 MiB, as in most languages.
+    let mut client = ConsumeServiceClient::new(server.channel.clone());
+    for accept_encoded in [true, false] {
+        let partitions = vec![earliest(0)];
+        let request = FetchRequest { accept_encoded, ..fetch(partitions.clone()) };
+        let read = client.fetch(request).await.unwrap().into_inner().partitions.remove(0);
+        assert_eq!(read.batches.len() + read.records.len(), 1);
+        let request = SubscribeRequest { partitions, accept_encoded, ..Default::default() };
+        let mut messages = client.subscribe(request).await.unwrap().into_inner();
+        let mut next_offset = 0;
+        while next_offset < 4 {
+            let message = messages.message().await.unwrap().unwrap().message;
+            if let Some(Message::Data(data)) = message {
+                next_offset = data.next_offset;
+            }
+        }
+    }
 }
 
 #[tokio::test]

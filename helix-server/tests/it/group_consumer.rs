@@ -725,3 +725,66 @@ async fn unreleased_partitions_are_lost_after_their_timeout() {
     };
     assert_eq!(lost, taken);
 }
+
+#[tokio::test]
+async fn revoked_partition_is_not_read_after_a_seek() {
+    let server = TestServer::in_memory().await;
+    let client = client(&server);
+    for partition in 0..4 {
+        server.append_to(partition, &["a", "b"]).await;
+    }
+    let mut first = member(&client).auto_commit(AutoCommit::Off).join();
+    read(&mut first, 8).await;
+    let mut second = member(&client).auto_commit(AutoCommit::Off).join();
+    let revoked = loop {
+        if let GroupEvent::Revoked(partitions) = soon(first.next()).await.unwrap().unwrap() {
+            break partitions;
+        }
+    };
+    // The application has not called again, so the partitions are still its own.
+    for partition in &revoked {
+        first.seek(partition, 0).unwrap();
+    }
+    first.resume(&revoked).unwrap();
+    let mut read_by_first = Vec::new();
+    let values = {
+        let driven = async {
+            loop {
+                if let GroupEvent::Data(data) = first.next().await.unwrap().unwrap() {
+                    read_by_first.push(data.partition);
+                }
+            }
+        };
+        tokio::select! {
+            () = driven => unreachable!("it is driven without end"),
+            values = read(&mut second, 2 * revoked.len()) => values,
+        }
+    };
+    assert!(values.values().all(|values| values == &["a", "b"]), "{values:?}");
+    assert_eq!(read_by_first, [0; 0], "they move to the second member");
+}
+
+#[tokio::test]
+async fn frequent_changes_do_not_end_a_membership() {
+    let server = TestServer::in_memory().await;
+    let session = Duration::from_secs(1);
+    let mut consumer = member(&client(&server)).session_timeout(session).join();
+    let partitions = assigned(&mut consumer).await;
+    // Each change ends the heartbeat that waits for one; some of them must still be answered.
+    let since = tokio::time::Instant::now();
+    let mut changes = 0;
+    while since.elapsed() < session * 3 {
+        match changes % 2 {
+            0 => consumer.pause(&partitions).unwrap(),
+            _ => consumer.resume(&partitions).unwrap(),
+        }
+        changes += 1;
+        let turn = Duration::from_millis(20);
+        match tokio::time::timeout(turn, consumer.next()).await {
+            Ok(Some(Ok(GroupEvent::CaughtUp { .. }))) | Err(_) => {}
+            Ok(event) => panic!("after {changes} changes: {event:?}"),
+        }
+    }
+    assert!(changes > 20, "only {changes} changes");
+    assert_eq!((consumer.assignment(), member_count(&server).await), (partitions, 1));
+}

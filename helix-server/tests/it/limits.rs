@@ -490,14 +490,14 @@ async fn rejects_a_million_empty_items_before_decoding() {
 }
 
 #[tokio::test]
-async fn accepts_a_million_plain_records() {
+async fn accepts_a_batch_of_plain_records_that_are_empty() {
     let server = small().await;
-    let empty = vec![""; 1_000_000];
+    let empty = vec![""; 750_000];
     let request =
         helix_proto::log::v1::AppendRequest { batch: plain(&empty), ..append_request(&[]) };
     soon(server.produce().append(request)).await.unwrap();
-    let fetch = FetchRequest { partitions: vec![from_offset(0, 999_999)], ..Default::default() };
-    assert_eq!(server.fetch_one(fetch).await.next_offset, 1_000_000);
+    let fetch = FetchRequest { partitions: vec![from_offset(0, 749_999)], ..Default::default() };
+    assert_eq!(server.fetch_one(fetch).await.next_offset, 750_000);
 }
 
 /// Appends batches of 1 MiB.

@@ -124,11 +124,42 @@ impl From<Error> for Finding {
     }
 }
 
+/// An entry as an inspection meets it.
+#[derive(Debug)]
+pub struct InspectedEntry<'a> {
+    pub id: LogId,
+    pub stream: u64,
+    pub head: &'a [u8],
+    pub payload_bytes: usize,
+}
+
+/// Visitor of [`inspect_entries`].
+pub type EntryVisitor<'a> = dyn FnMut(&InspectedEntry<'_>) + 'a;
+
 /// Describes a data directory. Damage to a segment is part of the report.
 ///
 /// # Errors
 /// Fails if the state file is missing or unusable, or after a shortage ([`Error::is_shortage`]).
 pub fn inspect(storage: &dyn Storage) -> Result<LogReport, Error> {
+    inspect_with(storage, &mut None)
+}
+
+/// Like [`inspect`], but reads all segments and visits every entry, including truncated ones of
+/// unsealed segments. Entries behind damage in a segment are not visited.
+///
+/// # Errors
+/// As [`inspect`].
+pub fn inspect_entries(
+    storage: &dyn Storage,
+    visitor: &mut EntryVisitor<'_>,
+) -> Result<LogReport, Error> {
+    inspect_with(storage, &mut Some(visitor))
+}
+
+fn inspect_with(
+    storage: &dyn Storage,
+    visitor: &mut Option<&mut EntryVisitor<'_>>,
+) -> Result<LogReport, Error> {
     let names = DirListing::list(storage)?;
     let Some(state) = load_state(storage)? else {
         return Err(no_state(storage, &names));
@@ -152,7 +183,7 @@ pub fn inspect(storage: &dyn Storage) -> Result<LogReport, Error> {
         let synced = Some(state.synced).filter(|s| s.segment == *id).map_or(0, |s| s.at);
         let known = ScanBounds { end: segment_ends.remove(id), synced, tolerate_damage: false };
         let is_flagged = state.segments.iter().any(|(named, sealed)| named == id && *sealed);
-        match segment.fill(storage, known, is_flagged, &mut report) {
+        match segment.fill(storage, known, is_flagged, &mut report, visitor) {
             Ok(()) => {}
             Err(error) if error.is_shortage() => return Err(error),
             Err(error) => segment.state = SegmentState::Damaged(error.to_string()),
@@ -161,7 +192,7 @@ pub fn inspect(storage: &dyn Storage) -> Result<LogReport, Error> {
     }
     for (is_received, ColdSegmentInfo { id, .. }) in state.all_cold() {
         let mut segment = SegmentReport::new(*id, &cold_name(*id));
-        segment.state = match segment.fill_cold(storage) {
+        segment.state = match segment.fill_cold(storage, visitor) {
             Ok(()) if is_received => SegmentState::Received,
             Ok(()) => SegmentState::Cold,
             Err(error) if error.is_shortage() => return Err(error),
@@ -264,25 +295,34 @@ impl SegmentReport {
         known: ScanBounds,
         is_flagged: bool,
         report: &mut LogReport,
+        visitor: &mut Option<&mut EntryVisitor<'_>>,
     ) -> Result<(), Error> {
         let segment = open_segment(storage, self.id, &self.file)?;
         self.file_bytes = segment.len;
         self.unwritten_bytes = unwritten_bytes(storage, &self.file);
         let header = read_header(&segment)?;
         match read_trailer(&segment)? {
-            Some(trailer) => self.fill_sealed(&segment, &trailer),
+            Some(trailer) => {
+                self.fill_sealed(&segment, &trailer)?;
+                visit_sealed(&segment, &header, &trailer, visitor)
+            }
             None if is_flagged => Err(no_trailer(&segment, SEALED)),
-            None => self.fill_unsealed(&segment, &header, known, report),
+            None => self.fill_unsealed(&segment, &header, known, report, visitor),
         }
     }
 
-    fn fill_cold(&mut self, storage: &dyn Storage) -> Result<(), Error> {
+    fn fill_cold(
+        &mut self,
+        storage: &dyn Storage,
+        visitor: &mut Option<&mut EntryVisitor<'_>>,
+    ) -> Result<(), Error> {
         let segment = open_segment(storage, self.id, &self.file)?;
         self.file_bytes = segment.len;
         self.unwritten_bytes = unwritten_bytes(storage, &self.file);
-        read_header(&segment)?;
+        let header = read_header(&segment)?;
         let trailer = read_trailer(&segment)?.ok_or_else(|| no_trailer(&segment, COLD))?;
-        self.fill_sealed(&segment, &trailer)
+        self.fill_sealed(&segment, &trailer)?;
+        visit_sealed(&segment, &header, &trailer, visitor)
     }
 
     fn fill_sealed(&mut self, segment: &Segment, trailer: &Trailer) -> Result<(), Error> {
@@ -312,6 +352,7 @@ impl SegmentReport {
         header: &SegmentHeader,
         known: ScanBounds,
         report: &mut LogReport,
+        visitor: &mut Option<&mut EntryVisitor<'_>>,
     ) -> Result<(), Error> {
         let context = &header.context;
         report.vote = context.vote.clone().or(report.vote.take());
@@ -323,6 +364,7 @@ impl SegmentReport {
                     self.frame_bytes += frame.len() as u64;
                     let first = self.entries.map_or(frame.id.index, |(first, _)| first);
                     self.entries = Some((first.min(frame.id.index), frame.id));
+                    visit_entry(frame, bytes, visitor);
                 }
                 FrameKind::Vote => {
                     report.vote = bytes.get(frame.head()).map(Bytes::copy_from_slice)
@@ -337,6 +379,33 @@ impl SegmentReport {
         self.used_bytes = scanned.end;
         self.torn_bytes = scanned.torn_bytes;
         Ok(())
+    }
+}
+
+/// Visits the entries of a segment with a trailer.
+fn visit_sealed(
+    segment: &Segment,
+    header: &SegmentHeader,
+    trailer: &Trailer,
+    visitor: &mut Option<&mut EntryVisitor<'_>>,
+) -> Result<(), Error> {
+    if visitor.is_none() {
+        return Ok(());
+    }
+    let end = trailer.data_end;
+    let known = ScanBounds { end: Some(end), synced: end, tolerate_damage: false };
+    let mut visit = |frame: &FrameHeader, bytes: &[u8]| {
+        visit_entry(frame, bytes, visitor);
+        Ok(())
+    };
+    scan(segment, header, known, &mut visit).map(drop)
+}
+
+fn visit_entry(frame: &FrameHeader, bytes: &[u8], visitor: &mut Option<&mut EntryVisitor<'_>>) {
+    if let (FrameKind::Entry, Some(visitor)) = (frame.kind, visitor) {
+        let head = bytes.get(frame.head()).unwrap_or_default();
+        let (id, stream, payload_bytes) = (frame.id, frame.stream, frame.payload_len);
+        visitor(&InspectedEntry { id, stream, head, payload_bytes });
     }
 }
 

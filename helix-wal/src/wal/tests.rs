@@ -653,6 +653,34 @@ fn inspect_and_verify_change_nothing() {
 }
 
 #[test]
+fn inspection_visits_the_entries_of_all_segments() {
+    let mut log = Driven::new();
+    log.fill(0..100);
+    log.place(0..90);
+    log.rest();
+    let mut visited = Vec::new();
+    let mut visitor = |entry: &crate::InspectedEntry<'_>| {
+        visited.push((entry.id.index, entry.head.len() + entry.payload_bytes));
+    };
+    let report = crate::inspect_entries(&log.disk, &mut visitor).unwrap();
+    let is_sealed = |segment: &&crate::SegmentReport| segment.state == SegmentState::Sealed;
+    assert!(report.segments.iter().filter(is_sealed).count() > 0);
+    assert!(report.segments.iter().any(|segment| !is_sealed(&segment)));
+    assert_eq!(visited.len(), 100);
+    assert!(visited.iter().all(|(_, bytes)| *bytes > 0));
+    visited.sort_unstable();
+    visited.dedup_by_key(|(index, _)| *index);
+    assert_eq!(visited.len(), 100, "each entry once");
+    // The rest of a damaged segment is not visited, and the report names the damage.
+    let first = report.segments[0].clone();
+    log.disk.flip_bit(&first.file, (4096 + 200) * 8);
+    let mut count = 0;
+    let report = crate::inspect_entries(&log.disk, &mut |_| count += 1).unwrap();
+    assert!(matches!(report.segments[0].state, SegmentState::Damaged(_)), "{report:?}");
+    assert_eq!(count as u64, 100 - first.entries_count);
+}
+
+#[test]
 fn verify_names_missing_files() {
     let mut log = Driven::new();
     log.fill(0..100);

@@ -52,6 +52,7 @@ pub enum CoverageMark {
     ConditionMet,
     ConditionRefused,
     GapRefused,
+    FalseBatchRefused,
     ElectionForced,
     NodeWiped,
     NodeReplaced,
@@ -93,7 +94,7 @@ pub enum CoverageMark {
 }
 
 impl CoverageMark {
-    pub const ALL: [Self; 79] = [
+    pub const ALL: [Self; 80] = [
         Self::LeaderChange,
         Self::LeaderChangeWithBatchInFlight,
         Self::LeaderCutOff,
@@ -135,6 +136,7 @@ impl CoverageMark {
         Self::ConditionMet,
         Self::ConditionRefused,
         Self::GapRefused,
+        Self::FalseBatchRefused,
         Self::ElectionForced,
         Self::NodeWiped,
         Self::NodeReplaced,

@@ -6,13 +6,16 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use bytes::Bytes;
 use helix_checker::{BatchKey, HistoryEvent, payload};
 use helix_client::Error;
+use helix_proto::batch;
+use helix_proto::compression::{BatchCodec, Compressor};
 use helix_proto::log::v1::batch::Form;
 use helix_proto::log::v1::produce_service_client::ProduceServiceClient;
 use helix_proto::log::v1::{
     AppendAck, AppendRequest, Batch, EncodedBatch, ErrorReason, InitProducerRequest,
-    ProducerIdentity,
+    ProducerIdentity, Record,
 };
 use rand::RngExt;
 use rand::rngs::StdRng;
@@ -35,6 +38,36 @@ const KEPT_ACKS: usize = 60;
 
 /// Sequence gap of a batch that must be rejected.
 const GAP: u64 = 1_000_000;
+
+/// Every twelfth batch lies about its contents.
+const LIE_INTERVAL: u64 = 12;
+
+/// Records of a batch that is larger than a topic with default settings takes, once decompressed.
+const BOMB_RECORDS: u32 = 4;
+const BOMB_RECORD_BYTES: usize = 900 << 10;
+
+/// Returns a compressed batch that states a record too many.
+fn false_count(key: BatchKey) -> EncodedBatch {
+    let honest = payload::build(key, 3);
+    let mut compressor = Compressor::default();
+    let payload = compressor.compress_bytes(BatchCodec::Zstd, &honest.payload);
+    payload::with_crc(EncodedBatch {
+        record_count: honest.record_count + 1,
+        compression: BatchCodec::Zstd.to_wire().into(),
+        payload: Bytes::copy_from_slice(payload.unwrap_or_default()),
+        ..honest.clone()
+    })
+}
+
+/// Returns a small batch of which a node would make a large one.
+fn bomb() -> EncodedBatch {
+    let value = Bytes::from(vec![0; BOMB_RECORD_BYTES]);
+    let record = || Record { value: Some(value.clone()), ..Record::default() };
+    let records: Vec<Record> = (0..BOMB_RECORDS).map(|_| record()).collect();
+    let large = batch::encode(&records);
+    let small = Compressor::default().compress(BatchCodec::Zstd, &large, usize::MAX);
+    small.unwrap_or(large)
+}
 
 /// An acknowledged batch.
 #[derive(Clone)]
@@ -93,6 +126,12 @@ impl RawProducer {
         while self.context.pause(self.context.plan.pace, &mut self.rng).await {
             let continues = match self.rng.random_range(0..10) {
                 0 if sequence > 0 => self.leave_gap(identity, sequence).await,
+                // As often in every seed, without a draw.
+                _ if self.number % LIE_INTERVAL == LIE_INTERVAL - 1 => {
+                    self.number += 1;
+                    self.lie().await;
+                    true
+                }
                 1..3 if !acked.is_empty() => {
                     let at = self.rng.random_range(0..acked.len());
                     self.repeat(identity, &acked[at].clone()).await;
@@ -123,7 +162,7 @@ impl RawProducer {
         let records = self.rng.random_range(1..=self.context.plan.records_max);
         let partition = self.partition;
         self.context.recorder.add(HistoryEvent::Invoked { key, partition, records, stream: None });
-        (key, payload::build(key, records))
+        (key, payload::compressed(key, payload::build(key, records)))
     }
 
     /// Sends a batch to one node. Returns `None` if no response came in time.
@@ -236,6 +275,34 @@ impl RawProducer {
                 self.context.recorder.add(HistoryEvent::Unknown { key });
                 true
             }
+        }
+    }
+
+    /// Sends a compressed batch that states something else than it contains, or contains more than
+    /// a topic takes. It must be rejected.
+    async fn lie(&mut self) {
+        let key = BatchKey { producer: self.producer, number: self.number };
+        let (lie, reason) = match self.number / LIE_INTERVAL % 2 {
+            0 => (false_count(key), ErrorReason::RecordCountMismatch),
+            _ => (bomb(), ErrorReason::BatchTooLarge),
+        };
+        let Some(mut node) = self.nodes.choose(&mut self.rng).cloned() else { return };
+        let request = AppendRequest {
+            topic: TOPIC.to_owned(),
+            partition: self.partition,
+            batch: Some(Batch { form: Some(Form::Encoded(lie)) }),
+            ..AppendRequest::default()
+        };
+        match timeout(RESPONSE_TIMEOUT, node.append(request)).await {
+            Ok(Ok(response)) => {
+                let offset = response.into_inner().ack.and_then(|ack| ack.first_offset);
+                let what = format!("a batch to be rejected with {reason:?} was accepted");
+                self.record_violation(offset.unwrap_or(0), what);
+            }
+            Ok(Err(status)) if Error::from_status(&status).is(reason) => {
+                self.context.marks.hit(CoverageMark::FalseBatchRefused);
+            }
+            Ok(Err(_)) | Err(_) => {}
         }
     }
 

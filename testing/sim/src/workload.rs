@@ -369,7 +369,7 @@ impl SimulatedProducer {
         let key = BatchKey { producer: self.producer, number: self.next };
         self.next += 1;
         let records = self.rng.random_range(1..=self.context.plan.records_max);
-        let batch = payload::build(key, records);
+        let batch = payload::compressed(key, payload::build(key, records));
         self.context.recorder.add(HistoryEvent::Invoked { key, partition, records, stream });
         self.context.recorder.on_begin(partition);
         (key, records, batch)

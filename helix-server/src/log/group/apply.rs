@@ -419,6 +419,8 @@ impl CommittedRow {
             self.history.pop_front();
         }
         let by = by.clone();
+        // Most rows have one event permanently, and a group may have many rows.
+        self.history.reserve_exact(1);
         self.history.push_back(OffsetEvent {
             kind,
             by,

@@ -229,7 +229,7 @@ fn into_row(
     if record.history.len() > OFFSET_HISTORY_MAX {
         return Err("a history is too long");
     }
-    let mut history = std::collections::VecDeque::new();
+    let mut history = std::collections::VecDeque::with_capacity(record.history.len());
     for event in record.history {
         let by = match names.get(event.by.as_str()) {
             Some(name) => name.clone(),

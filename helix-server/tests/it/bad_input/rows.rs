@@ -336,7 +336,7 @@ fn batches() -> Vec<FieldCase> {
         (
             &["EncodedBatch.payload"],
             with_batch(encoded(&[half.as_str(); 9])),
-            Refused(R::BatchTooLarge, "exceeds the limit of 4194304; send several"),
+            Refused(R::BatchTooLarge, "exceeds the limit of 3145728; send several"),
         ),
     ]
 }

@@ -21,6 +21,10 @@ use crate::coverage::CoverageMark;
 /// Longest wait for a message of a subscription, which has arrived already.
 const MESSAGE_TIMEOUT: Duration = Duration::from_millis(1);
 
+/// Longest wait for a message that the node sends once an absent member reads again: until then the
+/// stream's window is full. The end of the stream comes after it.
+const DRAIN_TIMEOUT: Duration = Duration::from_millis(300);
+
 /// Most messages of a subscription that a member takes at once.
 const MESSAGES_MAX: u32 = 50;
 
@@ -146,7 +150,7 @@ impl MemberSlot {
     /// Receives and drops what a subscription has sent meanwhile.
     pub(super) async fn drain(&self, member: &Member, stream: &mut Streaming<SubscribeResponse>) {
         for _ in 0..DRAINED_MAX {
-            match timeout(MESSAGE_TIMEOUT, stream.message()).await {
+            match timeout(DRAIN_TIMEOUT, stream.message()).await {
                 Ok(Ok(Some(_))) => {}
                 Ok(Err(status)) => {
                     let error = Error::from_status(&status);

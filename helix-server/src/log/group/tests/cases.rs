@@ -345,3 +345,25 @@ fn checkpoint_of_groups_is_stable() {
     assert_eq!(table.get(&name), Some(log.group()));
     assert!(table.restore(record).is_err(), "a duplicate group is refused");
 }
+
+#[test]
+fn history_of_an_offset_takes_no_more_memory_than_its_events() {
+    let mut log = Log::new();
+    let view = log.join("a", &["t1"]);
+    log.assign(&[topic(1, 1)]);
+    let epoch = log.report("a", view.epoch, &[]).epoch;
+    for offset in 1..=20 {
+        log.commit("a", epoch, key(1, 0), offset).unwrap();
+    }
+    log.restart().unwrap();
+    let row = log.group().offset(key(1, 0)).unwrap();
+    assert_eq!((row.history.len(), row.history.capacity()), (1, 1));
+    log.apply(GroupChange::RemoveMembers { members: vec!["a".to_owned()] }).unwrap();
+    for offset in 1..=20 {
+        let origin = SeekOrigin { by: String::new(), is_undo: false };
+        let topics = offsets(&[(key(1, 0), Some(offset))]);
+        log.apply(GroupChange::Seek { origin, topics, at_us: log.index }).unwrap();
+    }
+    let row = log.group().offset(key(1, 0)).unwrap();
+    assert_eq!((row.history.len(), row.history.capacity()), (8, 8));
+}
