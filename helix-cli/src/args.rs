@@ -9,6 +9,7 @@ mod context;
 mod dev;
 mod global;
 mod group;
+mod quota;
 mod records;
 mod server;
 mod topic;
@@ -29,6 +30,7 @@ pub(crate) use dev::{DemoArgs, DevArgs, DevStartArgs, DevSubcommand};
 pub(crate) use dev::{NODES_MAX, PEER_PORT_STEP, RECORD_BYTES_MIN};
 pub(crate) use global::GlobalArgs;
 pub(crate) use group::{GroupResetArgs, GroupSeekArgs, GroupSubcommand, OffsetChangeArgs};
+pub(crate) use quota::QuotaSubcommand;
 pub(crate) use records::{ConsumeArgs, OffsetsArgs, ProduceArgs, TailArgs};
 pub(crate) use server::ServerArgs;
 pub(crate) use topic::{SettingChange, TopicCreateArgs, TopicSettings, TopicSubcommand};
@@ -80,6 +82,9 @@ pub(crate) enum CliCommand {
     /// Manage rules: the rights of principals
     #[command(subcommand)]
     Acl(AclSubcommand),
+    /// Manage quotas: the limits of principals
+    #[command(subcommand)]
+    Quota(QuotaSubcommand),
     /// Show the principal of this client and its rules
     Whoami,
     /// Append the lines of standard input to a topic
@@ -170,6 +175,7 @@ impl CliCommand {
             | Self::Cluster(_)
             | Self::Token(_)
             | Self::Acl(_)
+            | Self::Quota(_)
             | Self::Whoami
             | Self::Wal(_)
             | Self::Check
@@ -198,6 +204,7 @@ impl CliCommand {
             | Self::Group(_)
             | Self::Token(_)
             | Self::Acl(_)
+            | Self::Quota(_)
             | Self::Whoami
             | Self::Produce(_)
             | Self::Consume(_)

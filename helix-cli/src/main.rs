@@ -39,7 +39,7 @@ use helix_client::TokenSource;
 
 use args::{Cli, CliCommand, ClusterSubcommand, GlobalArgs};
 use commands::{
-    access, cheat, check, cluster, consume, consume_group, explain, group, offsets, produce,
+    access, cheat, check, cluster, consume, consume_group, explain, group, offsets, produce, quota,
     server, tail, topic, version, wal,
 };
 use exit::{CliError, Exit};
@@ -159,6 +159,7 @@ async fn run_cancellable(global: &GlobalArgs, command: &CliCommand) -> anyhow::R
         CliCommand::Group(command) => group::run(global, command).await,
         CliCommand::Token(command) => access::run_token(global, command).await,
         CliCommand::Acl(command) => access::run_acl(global, command).await,
+        CliCommand::Quota(command) => quota::run(global, command).await,
         CliCommand::Whoami => access::who_am_i(global).await,
         CliCommand::Consume(args) => consume::run(global, args).await,
         CliCommand::Tail(args) => tail::run(global, args).await,

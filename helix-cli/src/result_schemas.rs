@@ -7,7 +7,8 @@ use serde_json::Value;
 use crate::backup::{create, restore, verify};
 use crate::commands::cluster::{TransferredLeader, health, members, tables};
 use crate::commands::{
-    access, check, config, context, explain, group, offsets, produce, records, topic, version, wal,
+    access, check, config, context, explain, group, offsets, produce, quota, records, topic,
+    version, wal,
 };
 use crate::demo::measurements::DemoMeasurements;
 use crate::dev::StartedCluster;
@@ -47,6 +48,7 @@ pub(crate) fn schema(command: &str) -> Option<Value> {
         "token revoke" => of::<access::RevokedTokens>(),
         "acl allow" | "acl remove" | "acl list" => of::<Vec<access::RuleRow>>(),
         "acl test" => of::<access::AccessVerdict>(),
+        "quota set" | "quota remove" | "quota list" => of::<Vec<quota::QuotaRow>>(),
         "whoami" => of::<access::CallerRow>(),
         "produce" => of::<produce::ProduceSummary>(),
         "consume" | "tail" => of::<records::RecordRow>(),

@@ -5,6 +5,7 @@
 
 mod access;
 mod groups;
+mod quotas;
 mod topics;
 
 use std::future::Future;

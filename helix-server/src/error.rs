@@ -89,6 +89,20 @@ pub enum Error {
     /// Too much in flight; nothing was applied.
     #[error("too much in flight: {what}; retry after the delay in the status")]
     Throttled { what: &'static str, retry_after_ms: u64 },
+    /// The caller is over its quota on this node; nothing was applied.
+    #[error(
+        "principal {} is over its quota of {limit} {unit} on this node; retry after the delay in \
+         the status, or ask an administrator for a larger quota",
+        quote(.principal)
+    )]
+    OverQuota {
+        principal: String,
+        limit: u64,
+        unit: &'static str,
+        /// Name of the limit, for metrics.
+        kind: &'static str,
+        retry_after_ms: u64,
+    },
     #[error("disk is full: {what}")]
     DiskFull { what: String },
     /// The process has no file descriptor or memory for a call; nothing was applied.

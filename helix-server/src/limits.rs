@@ -22,14 +22,24 @@ pub const COMPRESSION_WAIT_MAX: Duration = Duration::from_secs(1);
 /// Time that a change of tokens or rules waits for the protocol version that has them.
 pub const ACCESS_WAIT_MAX: Duration = Duration::from_secs(5);
 
-/// Pages of tokens, and of principals with their rules.
+/// Pages of tokens, of principals with their rules, and of quotas.
 pub const TOKENS_PER_PAGE_MAX: usize = 1_000;
 pub const TOKENS_PER_PAGE_DEFAULT: usize = 100;
 pub const PRINCIPALS_PER_PAGE_MAX: usize = 100;
 pub const PRINCIPALS_PER_PAGE_DEFAULT: usize = 50;
 
-/// Memory of a token, and of a principal with its rules, in a response.
+/// Longest wait of an append stream for its quota; a longer one ends the stream.
+pub const QUOTA_DELAY_MAX: Duration = Duration::from_secs(2);
+
+/// Longest time until a delayed subscription learns of a changed quota.
+pub const QUOTA_POLL_MAX: Duration = Duration::from_secs(1);
+
+pub const QUOTAS_PER_PAGE_MAX: usize = 1_000;
+pub const QUOTAS_PER_PAGE_DEFAULT: usize = 100;
+
+/// Memory of a token, of a quota, and of a principal with its rules, in a response.
 pub const TOKEN_DESCRIBED_BYTES: usize = 512;
+pub const QUOTA_LISTED_BYTES: usize = 512;
 pub const PRINCIPAL_LISTED_BYTES: usize = 16 << 10;
 
 /// Longest text of a client's user agent in the audit log.

@@ -15,6 +15,7 @@ pub(crate) mod explain;
 pub(crate) mod group;
 pub(crate) mod offsets;
 pub(crate) mod produce;
+pub(crate) mod quota;
 pub(crate) mod records;
 pub(crate) mod server;
 pub(crate) mod tail;

@@ -5,9 +5,11 @@ use std::sync::Arc;
 use helix_proto::log::v1::access_service_server::AccessService;
 use helix_proto::log::v1::{
     self as wire, AllowAccessRequest, AllowAccessResponse, CreateTokenRequest, CreateTokenResponse,
-    ListAccessRequest, ListAccessResponse, ListTokensRequest, ListTokensResponse, PrincipalAccess,
-    RemoveAccessRequest, RemoveAccessResponse, RevokeTokenRequest, RevokeTokenResponse,
-    TestAccessRequest, TestAccessResponse, TokenInfo, WhoAmIRequest, WhoAmIResponse,
+    ListAccessRequest, ListAccessResponse, ListQuotasRequest, ListQuotasResponse,
+    ListTokensRequest, ListTokensResponse, PrincipalAccess, RemoveAccessRequest,
+    RemoveAccessResponse, RevokeTokenRequest, RevokeTokenResponse, SetQuotaRequest,
+    SetQuotaResponse, TestAccessRequest, TestAccessResponse, TokenInfo, WhoAmIRequest,
+    WhoAmIResponse,
 };
 use tonic::{Request, Response, Status};
 
@@ -33,6 +35,10 @@ pub(crate) struct AccessHandler {
 impl AccessHandler {
     pub(crate) fn new(node: &Arc<Node>) -> Self {
         Self { node: node.clone() }
+    }
+
+    pub(super) fn node(&self) -> &Arc<Node> {
+        &self.node
     }
 
     fn who_am_i(&self, call: Option<&CallMemory>) -> Result<WhoAmIResponse> {
@@ -182,7 +188,7 @@ impl AccessHandler {
     }
 }
 
-fn page_size(requested: i32, default: usize, max: usize) -> Result<usize> {
+pub(super) fn page_size(requested: i32, default: usize, max: usize) -> Result<usize> {
     match usize::try_from(requested) {
         Ok(0) => Ok(default),
         Ok(page_size) => Ok(page_size.min(max)),
@@ -290,5 +296,22 @@ impl AccessService for AccessHandler {
     ) -> Result<Response<TestAccessResponse>, Status> {
         authorize_request(&self.node, &request)?;
         Ok(Response::new(self.test(request.get_ref()).await?))
+    }
+
+    async fn set_quota(
+        &self,
+        request: Request<SetQuotaRequest>,
+    ) -> Result<Response<SetQuotaResponse>, Status> {
+        authorize_change(&self.node, &request).await?;
+        Ok(Response::new(self.set_quota(request.into_inner()).await?))
+    }
+
+    async fn list_quotas(
+        &self,
+        request: Request<ListQuotasRequest>,
+    ) -> Result<Response<ListQuotasResponse>, Status> {
+        authorize_request(&self.node, &request)?;
+        let call = call_memory(&request);
+        Ok(Response::new(self.list_quotas(request.get_ref(), call.as_deref()).await?))
     }
 }

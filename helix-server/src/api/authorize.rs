@@ -269,6 +269,14 @@ methods! {
             "admin on the cluster"
             => |_, check|
             check.one(Operation::Admin, Resource::Cluster);
+        SetQuota(SetQuotaRequest) Control
+            "admin on the cluster"
+            => |_, check|
+            check.one(Operation::Admin, Resource::Cluster);
+        ListQuotas(ListQuotasRequest) Data
+            "admin on the cluster"
+            => |_, check|
+            check.one(Operation::Admin, Resource::Cluster);
     }
 }
 

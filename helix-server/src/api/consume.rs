@@ -31,7 +31,7 @@ use crate::limits::{
     PARTITIONS_PER_CALL_MAX, PARTITIONS_PER_TURN,
 };
 use crate::log::Watermarks;
-use crate::node::{LocatedPartition, Node};
+use crate::node::{LocatedPartition, Node, QuotaKind, QuotaMeter};
 use crate::shard::{ReadFrom, Watcher};
 use crate::transport::{CallMemory, ClientLoad, LoadPermit};
 
@@ -59,7 +59,9 @@ impl ConsumeHandler {
         let wait = time::from_duration("max_wait", wait)?.min(FETCH_WAIT_MAX);
         let deadline = Instant::now() + wait;
         // Boxed: opening takes more memory than the wait after it.
-        let mut fetch = Box::pin(Fetch::open(&self.node, &self.sources, request)).await?;
+        let meter = call.as_deref().and_then(CallMemory::quota_meter);
+        let opened = Fetch::open(&self.node, &self.sources, request, meter);
+        let mut fetch = Box::pin(opened).await?;
         // The request is consumed; its partitions have a permit of their own.
         if let Some(call) = &call {
             call.release_request();
@@ -219,6 +221,9 @@ struct Fetch<'a> {
     budget: ReadBudget,
     bytes: u64,
     bytes_min: u64,
+    /// Quota of the caller.
+    meter: Option<Arc<QuotaMeter>>,
+    is_over_quota: bool,
 }
 
 impl<'a> Fetch<'a> {
@@ -226,6 +231,7 @@ impl<'a> Fetch<'a> {
         node: &'a Node,
         sources: &ReadSources,
         request: FetchRequest,
+        meter: Option<Arc<QuotaMeter>>,
     ) -> Result<Self, Status> {
         let FetchRequest { source, out_of_range, .. } = request;
         let limits = request.limits.unwrap_or_default();
@@ -236,11 +242,14 @@ impl<'a> Fetch<'a> {
             reader::open_all(node, sources, request.partitions, options).await?;
         let bytes_min = u64::from(request.min_bytes.max(1)).min(budget.bytes());
         let readers = readers.into_iter().map(|reader| (reader, FoundRecords::default())).collect();
-        Ok(Self { node, readers, _permit: permit, budget, bytes: 0, bytes_min })
+        let _permit = permit;
+        let is_over_quota = false;
+        Ok(Self { node, readers, _permit, budget, bytes: 0, bytes_min, meter, is_over_quota })
     }
 
     fn is_satisfied(&self) -> bool {
         self.bytes >= self.bytes_min
+            || self.is_over_quota
             || self.budget.is_spent()
             || self.readers.iter().all(|(reader, _)| reader.is_done())
     }
@@ -259,10 +268,20 @@ impl<'a> Fetch<'a> {
         Ok(())
     }
 
+    /// Reads one partition. Over the caller's quota it reads no more than the fetch has; a fetch
+    /// without records is refused.
     async fn read(&mut self, index: usize) -> Result<(), Status> {
+        if let Some(Err(error)) = self.meter.as_ref().map(|it| it.admit(QuotaKind::BytesOut)) {
+            self.node.note_over_quota(&error);
+            self.is_over_quota = true;
+            return if self.bytes > 0 { Ok(()) } else { Err(error.into()) };
+        }
         let (reader, found) = &mut self.readers[index];
         let later = reader.read(self.node, &mut self.budget, FETCH_BYTES_MAX).await?;
         self.bytes += later.bytes;
+        if let Some(meter) = &self.meter {
+            meter.take(QuotaKind::BytesOut, later.bytes);
+        }
         found.append(later);
         Ok(())
     }

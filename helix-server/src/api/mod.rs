@@ -2,6 +2,7 @@
 //! Uses tonic and the wire types; neither Raft nor files.
 
 mod access;
+mod access_quotas;
 mod access_rules;
 mod append_stream;
 mod authorize;

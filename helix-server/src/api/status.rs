@@ -102,7 +102,9 @@ fn error_detail(error: &Error) -> ErrorDetail {
         Error::InvalidArgument { .. } => detail(R::InvalidArgument),
         Error::Unimplemented { .. } => detail(R::Unimplemented),
         Error::CorruptLog { .. } | Error::NotARecord { .. } => detail(R::CorruptLog),
-        Error::Throttled { .. } | Error::Exhausted { .. } => detail(R::Throttled),
+        Error::Throttled { .. } | Error::OverQuota { .. } | Error::Exhausted { .. } => {
+            detail(R::Throttled)
+        }
         Error::DiskFull { .. } => detail(R::DiskFull),
         Error::StorageFailed { may_have_applied, .. } => {
             ErrorDetail { may_have_applied: *may_have_applied, ..detail(R::StorageFailed) }
@@ -172,7 +174,9 @@ fn group_detail(refusal: &GroupRefusal) -> ErrorDetail {
 
 fn retry_after(error: &Error) -> Option<Duration> {
     match error {
-        Error::Throttled { retry_after_ms, .. } => Some(Duration::from_millis(*retry_after_ms)),
+        Error::Throttled { retry_after_ms, .. } | Error::OverQuota { retry_after_ms, .. } => {
+            Some(Duration::from_millis(*retry_after_ms))
+        }
         Error::Exhausted { .. } => Some(limits::THROTTLED_RETRY_AFTER),
         Error::NoLeader { .. } => Some(NO_LEADER_RETRY_AFTER),
         _ => None,

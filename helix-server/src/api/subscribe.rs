@@ -13,7 +13,7 @@ use helix_proto::log::v1::subscribe_response::Message;
 use helix_proto::log::v1::{
     CaughtUp, GroupMembership, Heartbeat, SubscribeRequest, SubscribeResponse,
 };
-use tokio::time::{Instant, Sleep, sleep_until};
+use tokio::time::{Instant, Sleep, sleep, sleep_until};
 use tonic::Status;
 use tonic::codegen::BoxStream;
 
@@ -24,8 +24,8 @@ use super::reader::{self, PartitionReadOptions, PartitionReader, ReadBudget};
 use super::status::status_at;
 use super::wire_watermarks;
 use crate::error::Error;
-use crate::limits::{FETCH_BYTES_DEFAULT, HEARTBEAT_INTERVAL};
-use crate::node::{Caller, Node, ReaderMembership};
+use crate::limits::{FETCH_BYTES_DEFAULT, HEARTBEAT_INTERVAL, QUOTA_POLL_MAX};
+use crate::node::{Caller, Node, QuotaKind, QuotaMeter, ReaderMembership};
 use crate::shard::{WatchGuard, Watcher};
 use crate::transport::{CallMemory, LoadPermit};
 
@@ -48,6 +48,9 @@ pub(super) struct SubscriptionStream {
     heartbeat_timer: Pin<Box<Sleep>>,
     /// The member that reads, if the stream ends once it loses a partition.
     membership: Option<Box<ReaderMembership>>,
+    /// Quota of the caller.
+    meter: Option<Arc<QuotaMeter>>,
+    is_delayed: bool,
 }
 
 struct SubscribedPartition {
@@ -88,6 +91,8 @@ impl SubscriptionStream {
         let last_message = Instant::now();
         let subscription = Self {
             node: node.clone(),
+            meter: call.as_deref().and_then(CallMemory::quota_meter),
+            is_delayed: false,
             call,
             checked: None,
             _permit: permit,
@@ -149,11 +154,28 @@ impl SubscriptionStream {
             if self.membership.as_mut().is_some_and(|it| it.take_changed()) {
                 self.check_membership()?;
             }
+            // Heartbeats go on while the caller is over its quota.
+            if let Some(wait) = self.quota_wait().filter(|_| !self.turns.is_empty()) {
+                self.wait(Some(wait)).await?;
+                continue;
+            }
             match self.turns.pop_front() {
                 Some(index) => self.take_turn(index).await?,
-                None => self.wait().await?,
+                None => self.wait(None).await?,
             }
         }
+    }
+
+    /// Returns the time until the caller may be within its quota; `None` if it is.
+    fn quota_wait(&mut self) -> Option<Duration> {
+        let meter = self.meter.as_ref()?;
+        let wait = meter.wait(QuotaKind::BytesOut);
+        if wait.is_some() && !self.is_delayed {
+            meter.on_delayed();
+            self.node.metrics().on_over_quota(QuotaKind::BytesOut.as_str());
+        }
+        self.is_delayed = wait.is_some();
+        wait.map(|wait| wait.min(QUOTA_POLL_MAX))
     }
 
     /// Reads one message of one partition.
@@ -165,6 +187,9 @@ impl SubscriptionStream {
         }
         let reader = &mut partition.reader;
         let mut found = reader.read(&self.node, &mut self.budget, FETCH_BYTES_DEFAULT).await?;
+        if let Some(meter) = &self.meter {
+            meter.take(QuotaKind::BytesOut, found.bytes);
+        }
         let is_empty = found.is_empty();
         if !is_empty {
             if let (Some(call), Some(permit)) = (&self.call, found.permit.take()) {
@@ -198,7 +223,8 @@ impl SubscriptionStream {
         }
     }
 
-    async fn wait(&mut self) -> Result<(), Status> {
+    /// Waits until something changes, or for `quota_wait`.
+    async fn wait(&mut self, quota_wait: Option<Duration>) -> Result<(), Status> {
         let membership = self.membership.as_mut();
         let group_changed = async {
             match membership {
@@ -206,8 +232,15 @@ impl SubscriptionStream {
                 None => std::future::pending().await,
             }
         };
+        let within_quota = async {
+            match quota_wait {
+                Some(wait) => sleep(wait).await,
+                None => std::future::pending().await,
+            }
+        };
         tokio::select! {
             () = group_changed => self.check_membership(),
+            () = within_quota => Ok(()),
             () = self.watcher.changed() => {
                 for index in self.watcher.take_ready() {
                     self.give_turn(index);

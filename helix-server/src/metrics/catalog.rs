@@ -74,6 +74,8 @@ metrics! {
         "Failed calls by error reason; see docs/api.md"
     FailedLogins Counter "helix_failed_logins_total" ["reason"]
         "Calls whose token was missing, malformed, unknown (or revoked) or expired"
+    OverQuota Counter "helix_over_quota_total" ["limit"]
+        "Calls refused and streams delayed because their principal was over its quota"
 
     AppendedBatches Counter "helix_appended_batches_total" []
         "Batches acknowledged by this node"

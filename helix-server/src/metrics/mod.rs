@@ -21,6 +21,9 @@ const CODECS: [&str; 2] = ["lz4", "zstd"];
 /// Reasons of failed logins with counters of their own: values of the label `reason`.
 pub const FAILED_LOGINS: [&str; 4] = ["missing", "malformed", "unknown", "expired"];
 
+/// Limits of quotas with counters of their own: values of the label `limit`.
+pub const QUOTA_LIMITS: [&str; 4] = ["bytes_in", "bytes_out", "requests", "connections"];
+
 /// Counters of the compressed batches of one codec.
 #[derive(Debug, Default)]
 struct CompressedCounters {
@@ -52,6 +55,8 @@ pub struct Metrics {
     group_fallbacks: Counter,
     /// For each of [`FAILED_LOGINS`].
     failed_logins: [Counter; FAILED_LOGINS.len()],
+    /// For each of [`QUOTA_LIMITS`].
+    over_quota: [Counter; QUOTA_LIMITS.len()],
 }
 
 impl Metrics {
@@ -129,6 +134,13 @@ impl Metrics {
         }
     }
 
+    /// Counts a call that was refused, or a stream that was delayed, by one of [`QUOTA_LIMITS`].
+    pub fn on_over_quota(&self, limit: &str) {
+        if let Some(index) = QUOTA_LIMITS.iter().position(|known| *known == limit) {
+            self.over_quota[index].add(1);
+        }
+    }
+
     /// Adds these metrics to a page.
     pub fn write(&self, page: &mut MetricsPage) {
         page.put(MetricName::AppendedBatches, &[], self.appended_batches.get());
@@ -154,6 +166,9 @@ impl Metrics {
         page.put(MetricName::GroupFallbacks, &[], self.group_fallbacks.get());
         for (reason, failed) in FAILED_LOGINS.into_iter().zip(&self.failed_logins) {
             page.put(MetricName::FailedLogins, &[reason], failed.get());
+        }
+        for (limit, throttled) in QUOTA_LIMITS.into_iter().zip(&self.over_quota) {
+            page.put(MetricName::OverQuota, &[limit], throttled.get());
         }
         self.calls.write(page);
     }

@@ -28,6 +28,7 @@ mod lookup;
 mod member_tasks;
 mod open;
 mod principal;
+mod quota;
 mod readiness;
 mod rebuild;
 mod repair;
@@ -66,6 +67,8 @@ pub use lookup::LocatedPartition;
 use open::{ShardContext, StartupPeers, directory, existing_shards, open_cluster, open_or_rebuild};
 use principal::TokenRefresh;
 pub use principal::{AuthMode, Caller, CertificateNames, Principal};
+use quota::QuotaMeters;
+pub use quota::{ConnectionSlot, QuotaKind, QuotaMeter};
 pub use readiness::Unready;
 pub use settings::{NodeSettings, NodeStorage, SimulatedDisks};
 use shard_slots::{ShardSlot, ShardSlots};
@@ -134,6 +137,7 @@ pub struct Node {
     metrics: Arc<Metrics>,
     audit: AuditLog,
     token_refresh: TokenRefresh,
+    quota_meters: QuotaMeters,
     /// The clock of `settings`, bounded by the agreed time.
     clock: Arc<AgreedClock>,
 }
@@ -310,6 +314,7 @@ impl Node {
             metrics,
             audit: AuditLog::default(),
             token_refresh: TokenRefresh::default(),
+            quota_meters: QuotaMeters::default(),
             clock,
             settings,
         });

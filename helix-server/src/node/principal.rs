@@ -6,6 +6,7 @@ use std::sync::Arc;
 use tokio::time::{Instant, sleep_until};
 
 use super::Node;
+use super::quota::QuotaMeter;
 use crate::clock::Clock;
 use crate::error::Error;
 use crate::limits::TOKEN_REFRESH_INTERVAL;
@@ -98,16 +99,25 @@ pub struct Caller {
     token: Option<Arc<TokenRecord>>,
     rules: Arc<RuleSet>,
     access: Arc<AccessState>,
+    meter: Arc<QuotaMeter>,
 }
 
 impl Caller {
     fn new(
+        node: &Node,
         principal: Principal,
         token: Option<Arc<TokenRecord>>,
         access: Arc<AccessState>,
     ) -> Self {
         let rules = access.rules_of(principal.as_str()).cloned().unwrap_or_default();
-        Self { principal, token, rules, access }
+        let newest = || node.cluster.machine().access();
+        let meter = node.quota_meters.meter(principal.as_str(), newest);
+        Self { principal, token, rules, access, meter }
+    }
+
+    /// Returns the meter of the principal's quota, which its connections share.
+    pub fn meter(&self) -> &Arc<QuotaMeter> {
+        &self.meter
     }
 
     pub fn principal(&self) -> &Principal {
@@ -157,6 +167,18 @@ impl Node {
         caught_up
     }
 
+    /// Returns the meter of a principal that has called this node.
+    pub fn quota_meter(&self, principal: &str) -> Option<Arc<QuotaMeter>> {
+        self.quota_meters.known(principal)
+    }
+
+    /// Counts a call that was refused, or a stream that is delayed.
+    pub fn note_over_quota(&self, error: &Error) {
+        if let Error::OverQuota { kind, .. } = error {
+            self.metrics().on_over_quota(kind);
+        }
+    }
+
     pub fn auth_mode(&self) -> AuthMode {
         self.settings.auth
     }
@@ -174,11 +196,11 @@ impl Node {
     ) -> Result<Option<Caller>, TokenError> {
         let access = self.cluster.machine().access();
         let Some(header) = header else {
-            return Ok(certificate.map(|it| Caller::new(it.clone(), None, access)));
+            return Ok(certificate.map(|it| Caller::new(self, it.clone(), None, access)));
         };
         let token = BearerToken::from_header(header)?;
         let token = access.verify(&token, self.clock.now_us())?.clone();
-        Ok(Some(Caller::new(Principal::of_token(&token), Some(token), access)))
+        Ok(Some(Caller::new(self, Principal::of_token(&token), Some(token), access)))
     }
 
     /// Returns whether the caller's rules are the newest, and its token has not expired. Does not
@@ -199,7 +221,7 @@ impl Node {
             let known = access.token(token.id).filter(|known| *known == token);
             known.ok_or(TokenError::Unknown)?.check_expiry(self.clock.now_us())?;
         }
-        Ok(Caller::new(caller.principal.clone(), caller.token.clone(), access))
+        Ok(Caller::new(self, caller.principal.clone(), caller.token.clone(), access))
     }
 }
 

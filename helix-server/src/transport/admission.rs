@@ -27,6 +27,7 @@ use tonic::codegen::{BoxFuture, Service, http};
 
 use super::gate::{CallAccess, Gate};
 use super::load::{CallMemory, ClientConnection, ClientLoad, LoadPermit, MessageClaim};
+use super::quota_delay::QuotaDelay;
 use super::services::Services;
 use super::stream_guard::{StreamGuard, guard};
 use crate::api::{MethodKind, MethodRow, method_row};
@@ -118,8 +119,9 @@ impl Admission {
             }
             _ => {}
         }
+        let quota = QuotaDelay::new(self.services.node(), &call, kind.is_append, !kind.is_unary);
         let mut request =
-            request.map(|body| Body::new(AdmittedBody::new(body, kind, call.clone())));
+            request.map(|body| Body::new(AdmittedBody::new(body, kind, call.clone(), quota)));
         detach_body(&mut request);
         let responding = self.services.call(request);
         Either::Right(Box::pin(async move {
@@ -182,6 +184,8 @@ struct CallKind {
     /// A unary call has one message, which is handled when the call is answered. A message of a
     /// stream is handled when the handler polls for the next one.
     is_unary: bool,
+    /// The messages carry records to append.
+    is_append: bool,
     /// Memory that a decoded message may take, as a multiple of its encoded size.
     factor: usize,
 }
@@ -190,10 +194,14 @@ impl CallKind {
     fn of(path: &str) -> Self {
         match path {
             // Records stay encoded.
-            APPEND => Self { is_unary: true, factor: 1 },
-            APPEND_STREAM => Self { is_unary: false, factor: 1 },
+            APPEND => Self { is_unary: true, is_append: true, factor: 1 },
+            APPEND_STREAM => Self { is_unary: false, is_append: true, factor: 1 },
             // Helix has no other client streams; reflection has.
-            _ => Self { is_unary: path.starts_with(HELIX), factor: limits::DECODED_FACTOR },
+            _ => Self {
+                is_unary: path.starts_with(HELIX),
+                is_append: false,
+                factor: limits::DECODED_FACTOR,
+            },
         }
     }
 
@@ -230,10 +238,14 @@ struct AdmittedBody {
     alarm: Option<Pin<Box<Sleep>>>,
     /// True once nothing more arrives.
     is_over: bool,
+    /// `None` for a caller without credentials.
+    quota: Option<QuotaDelay>,
+    /// The first piece of a message that the quota holds back.
+    delayed: Option<FramePiece>,
 }
 
 impl AdmittedBody {
-    fn new(body: Body, kind: CallKind, call: Arc<CallMemory>) -> Self {
+    fn new(body: Body, kind: CallKind, call: Arc<CallMemory>, quota: Option<QuotaDelay>) -> Self {
         Self {
             body,
             kind,
@@ -250,6 +262,8 @@ impl AdmittedBody {
             deadline: Instant::now() + limits::MESSAGE_WAIT_MAX,
             alarm: None,
             is_over: false,
+            quota,
+            delayed: None,
         }
     }
 
@@ -258,6 +272,30 @@ impl AdmittedBody {
             self.deadline = Instant::now() + limits::MESSAGE_WAIT_MAX;
         }
         self.splitter.push(bytes);
+    }
+
+    /// Returns the piece once its message is within the caller's quota and has a permit for it.
+    ///
+    /// The quota holds back whole messages, so that it never keeps memory of a part of one.
+    fn poll_within_quota(
+        &mut self,
+        piece: FramePiece,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<Bytes>> {
+        if let (Some(quota), Some(length)) = (&mut self.quota, piece.message_length) {
+            let length = usize::try_from(length).unwrap_or(usize::MAX);
+            match quota.poll_admit(length, context) {
+                Poll::Ready(Ok(())) => {}
+                Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
+                Poll::Pending => {
+                    self.delayed = Some(piece);
+                    return Poll::Pending;
+                }
+            }
+            // The server delayed it, not the client.
+            self.deadline = Instant::now() + limits::MESSAGE_WAIT_MAX;
+        }
+        self.poll_admit(piece, context)
     }
 
     /// Returns the piece once its message has a permit for it.
@@ -427,8 +465,8 @@ impl hyper::body::Body for AdmittedBody {
             this.call.release_request();
         }
         loop {
-            if let Some(piece) = this.splitter.next() {
-                return this.poll_admit(piece, context).map(to_frame);
+            if let Some(piece) = this.delayed.take().or_else(|| this.splitter.next()) {
+                return this.poll_within_quota(piece, context).map(to_frame);
             }
             match Pin::new(&mut this.body).poll_frame(context) {
                 Poll::Ready(Some(Ok(frame))) => match frame.into_data() {
@@ -447,12 +485,16 @@ impl hyper::body::Body for AdmittedBody {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.waiting.is_none() && self.splitter.is_empty() && self.body.is_end_stream()
+        self.waiting.is_none()
+            && self.delayed.is_none()
+            && self.splitter.is_empty()
+            && self.body.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {
         // The body no longer counts the bytes that the splitter holds.
-        if self.splitter.is_empty() { self.body.size_hint() } else { SizeHint::default() }
+        let is_empty = self.delayed.is_none() && self.splitter.is_empty();
+        if is_empty { self.body.size_hint() } else { SizeHint::default() }
     }
 }
 
@@ -568,12 +610,15 @@ mod tests {
 
     #[test]
     fn appends_count_their_encoded_size_and_other_calls_their_decoded_size() {
-        assert_eq!(CallKind::of(APPEND), CallKind { is_unary: true, factor: 1 });
-        assert_eq!(CallKind::of(APPEND_STREAM), CallKind { is_unary: false, factor: 1 });
+        assert_eq!(CallKind::of(APPEND), CallKind { is_unary: true, is_append: true, factor: 1 });
+        assert_eq!(
+            CallKind::of(APPEND_STREAM),
+            CallKind { is_unary: false, is_append: true, factor: 1 }
+        );
         let factor = limits::DECODED_FACTOR;
         let fetch = CallKind::of("/helix.log.v1.ConsumeService/Fetch");
-        assert_eq!(fetch, CallKind { is_unary: true, factor });
+        assert_eq!(fetch, CallKind { is_unary: true, is_append: false, factor });
         let reflection = CallKind::of("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo");
-        assert_eq!(reflection, CallKind { is_unary: false, factor });
+        assert_eq!(reflection, CallKind { is_unary: false, is_append: false, factor });
     }
 }

@@ -9,6 +9,8 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use helix_proto::error::reason_name;
 use helix_proto::log::v1::ErrorReason;
+use helix_proto::log::v1::consume_service_server::SERVICE_NAME as CONSUME;
+use helix_proto::log::v1::produce_service_server::SERVICE_NAME as PRODUCE;
 use subtle::ConstantTimeEq;
 use tonic::codegen::http::{HeaderMap, header};
 
@@ -18,14 +20,19 @@ use crate::audit::AuditEvent;
 use crate::error::{Error, Result};
 use crate::limits::{QUOTE_BYTES_MAX, USER_AGENT_BYTES_MAX};
 use crate::log::{AccessOperation, AccessResource, ResourceKind, TokenError};
-use crate::node::{AuthMode, Caller, Node};
+use crate::node::{AuthMode, Caller, ConnectionSlot, Node, QuotaKind, QuotaMeter};
 use crate::quote::cut;
+
+/// Principals that a connection counts for; with more, the first one no longer counts.
+const SLOTS_MAX: usize = 64;
 
 /// The gate of one connection.
 pub(super) struct Gate {
     node: Arc<Node>,
     connection: Arc<ClientConnection>,
     last: Mutex<Option<LoginByHeader>>,
+    /// The connection's place among those of each principal that has called on it.
+    slots: Mutex<Vec<ConnectionSlot>>,
 }
 
 /// The login of an authorization header.
@@ -104,7 +111,7 @@ impl Gate {
     pub(super) fn new(node: &Arc<Node>, connection: &Arc<ClientConnection>) -> Option<Arc<Self>> {
         (node.auth_mode() != AuthMode::Off).then(|| {
             let (node, connection) = (node.clone(), connection.clone());
-            Arc::new(Self { node, connection, last: Mutex::default() })
+            Arc::new(Self { node, connection, last: Mutex::default(), slots: Mutex::default() })
         })
     }
 
@@ -116,7 +123,8 @@ impl Gate {
     /// newest ones.
     ///
     /// # Errors
-    /// [`Error::Unauthenticated`] if the method needs credentials and the call has no valid ones.
+    /// [`Error::Unauthenticated`] if the method needs credentials and the call has no valid ones;
+    /// [`Error::OverQuota`] if its principal has used up its quota.
     pub(super) fn admit(&self, path: &str, headers: &HeaderMap) -> Result<Option<CallAccess>> {
         let login = if is_open(path) {
             Ok(Arc::new(Login { caller: None, user_agent: Box::default() }))
@@ -124,7 +132,7 @@ impl Gate {
             self.login(headers)
         };
         match login {
-            Ok(login) => Ok(Some(self.access(path, login))),
+            Ok(login) => self.access(path, login).map(Some),
             Err(TokenError::Unknown) => Ok(None),
             Err(error) => Err(self.refuse(path, headers, error)),
         }
@@ -137,15 +145,40 @@ impl Gate {
     pub(super) async fn admit_newest(&self, path: &str, headers: &HeaderMap) -> Result<CallAccess> {
         self.node.refresh_tokens().await?;
         match self.login(headers) {
-            Ok(login) => Ok(self.access(path, login)),
+            Ok(login) => self.access(path, login),
             Err(error) => Err(self.refuse(path, headers, error)),
         }
     }
 
-    fn access(&self, path: &str, login: Arc<Login>) -> CallAccess {
+    fn access(&self, path: &str, login: Arc<Login>) -> Result<CallAccess> {
+        if let Some(caller) = &login.caller {
+            self.admit_within_quota(path, caller.meter())?;
+        }
         let keeps_grant = method_row(path).is_some_and(|row| row.kind != MethodKind::Data);
         let connection = self.connection.clone();
-        CallAccess { login, connection, granted: OnceLock::new(), keeps_grant }
+        Ok(CallAccess { login, connection, granted: OnceLock::new(), keeps_grant })
+    }
+
+    fn admit_within_quota(&self, path: &str, meter: &Arc<QuotaMeter>) -> Result<()> {
+        if is_always_admitted(path) {
+            meter.count_call();
+            return Ok(());
+        }
+        let admitted = self.take_slot(meter).and_then(|()| meter.admit_call(moved_bytes(path)));
+        admitted.inspect_err(|error| self.node.note_over_quota(error))
+    }
+
+    /// Counts this connection as one of the principal, until it is closed.
+    fn take_slot(&self, meter: &Arc<QuotaMeter>) -> Result<()> {
+        let mut slots = crate::sync::lock(&self.slots);
+        if !slots.iter().any(|slot| slot.is_of(meter)) {
+            let slot = meter.connect()?;
+            if slots.len() >= SLOTS_MAX {
+                slots.remove(0);
+            }
+            slots.push(slot);
+        }
+        Ok(())
     }
 
     fn login(&self, headers: &HeaderMap) -> Result<Arc<Login>, TokenError> {
@@ -207,6 +240,25 @@ impl Gate {
             result: failure.unwrap_or("OK"),
         };
         self.node.audit().control(&self.connection.peer(), &event);
+    }
+}
+
+/// Returns whether calls of this path are admitted over a quota: the heartbeats of a member, without
+/// which it loses its partitions, and the calls that can change the quota.
+fn is_always_admitted(path: &str) -> bool {
+    const HEARTBEAT: &str = "/helix.log.v1.GroupService/Heartbeat";
+    const LEAVE: &str = "/helix.log.v1.GroupService/Leave";
+    const ACCESS: &str = "/helix.log.v1.AccessService/";
+    path == HEARTBEAT || path == LEAVE || path.starts_with(ACCESS)
+}
+
+/// Returns the kind of bytes that a call of this path moves in bulk.
+fn moved_bytes(path: &str) -> Option<QuotaKind> {
+    let is_of = |service: &str| path.get(1..).is_some_and(|path| path.starts_with(service));
+    if is_of(PRODUCE) {
+        Some(QuotaKind::BytesIn)
+    } else {
+        is_of(CONSUME).then_some(QuotaKind::BytesOut)
     }
 }
 

@@ -4,7 +4,8 @@
 //! 3. `meter.rs` counts the call, its duration and its outcome.
 //! 4. `gate.rs` finds the caller; `api/authorize.rs` checks its rights in each handler, and
 //!    `stream_guard.rs` ends a stream when its caller loses them.
-//! 5. `admission.rs` admits the call and each of its messages, if memory permits.
+//! 5. `admission.rs` admits the call and each of its messages, if memory permits;
+//!    `quota_delay.rs` delays a stream while its caller is over its quota.
 //! 6. `load.rs` holds the permits: connections, calls, request bytes, response bytes.
 //! 7. `services.rs` picks the service by the path of the request.
 //!
@@ -15,6 +16,7 @@ mod admission;
 mod gate;
 mod load;
 mod meter;
+mod quota_delay;
 mod services;
 mod socket;
 mod stream_guard;

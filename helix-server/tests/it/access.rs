@@ -3,6 +3,7 @@
 mod calls;
 mod matrix;
 mod nodes;
+mod quotas;
 mod views;
 
 use std::path::Path;

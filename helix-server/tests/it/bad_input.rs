@@ -21,11 +21,11 @@ use helix_proto::log::v1::{
     CommitOffsetsRequest, CreateTokenRequest, CreateTopicRequest, DeleteGroupRequest,
     DeleteTopicRequest, DescribeGroupRequest, ErrorReason, FetchRequest, GetMetadataRequest,
     GetOffsetsRequest, GetTopicRequest, HeartbeatRequest, InitProducerRequest, LeaveRequest,
-    ListAccessRequest, ListGroupsRequest, ListTokensRequest, ListTopicsRequest,
+    ListAccessRequest, ListGroupsRequest, ListQuotasRequest, ListTokensRequest, ListTopicsRequest,
     RemoveAccessRequest, RemoveNodeRequest, ReplaceNodeRequest, ResolveOffsetsRequest,
     RevokeTokenRequest, SeekGroupRequest, SetDrainingRequest, SetFencingTokenRequest,
-    SubscribeRequest, TestAccessRequest, TransferLeaderRequest, TrimPartitionRequest,
-    UpdateTopicRequest, WatchMembershipChangeRequest, WatchMetadataRequest,
+    SetQuotaRequest, SubscribeRequest, TestAccessRequest, TransferLeaderRequest,
+    TrimPartitionRequest, UpdateTopicRequest, WatchMembershipChangeRequest, WatchMetadataRequest,
 };
 use prost::Message;
 use prost_types::{FileDescriptorSet, MethodDescriptorProto};
@@ -74,6 +74,8 @@ enum InvalidCall {
     RemoveAccess(RemoveAccessRequest),
     ListAccess(ListAccessRequest),
     TestAccess(TestAccessRequest),
+    SetQuota(SetQuotaRequest),
+    ListQuotas(ListQuotasRequest),
 }
 
 impl InvalidCall {
@@ -130,6 +132,8 @@ impl InvalidCall {
             Self::RemoveAccess(request) => access.remove_access(request).await.map(drop),
             Self::ListAccess(request) => access.list_access(request).await.map(drop),
             Self::TestAccess(request) => access.test_access(request).await.map(drop),
+            Self::SetQuota(request) => access.set_quota(request).await.map(drop),
+            Self::ListQuotas(request) => access.list_quotas(request).await.map(drop),
             Self::AddNode(request) => cluster.add_node(request).await.map(drop),
             Self::RemoveNode(request) => cluster.remove_node(request).await.map(drop),
             Self::ReplaceNode(request) => cluster.replace_node(request).await.map(drop),

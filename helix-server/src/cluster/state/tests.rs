@@ -7,7 +7,7 @@ use super::*;
 use crate::log::testing::seeded;
 use crate::log::{
     AccessOperation, AccessRule, BatchHead, Condition, CreateToken, PartitionId, PrincipalRules,
-    ResourceKind, ShardCommand, TokenRecord,
+    QuotaLimits, ResourceKind, ShardCommand, TokenRecord,
 };
 
 fn settings() -> PartitionSettings {
@@ -392,7 +392,7 @@ fn random_access_command(rng: &mut StdRng) -> AccessCommand {
     let operation = AccessOperation::ALL[rng.random_range(0..8)];
     let name = ["", "a", "ab"][rng.random_range(0..3)];
     let rules = vec![AccessRule::new(kind, name, rng.random_range(0..2) == 0, &[operation])];
-    match rng.random_range(0..5) {
+    match rng.random_range(0..6) {
         0 => {
             let id = rng.random_range(0..6);
             let token = TokenRecord {
@@ -409,6 +409,12 @@ fn random_access_command(rng: &mut StdRng) -> AccessCommand {
         1 => AccessCommand::RevokeToken(rng.random_range(0..6)),
         2 => AccessCommand::RevokeTokens(principal),
         3 => AccessCommand::Remove(PrincipalRules { principal, rules }),
+        4 => AccessCommand::SetQuota(QuotaLimits {
+            principal,
+            connections: rng.random_range(0..3),
+            requests_per_second: rng.random_range(0..3),
+            ..QuotaLimits::default()
+        }),
         _ => AccessCommand::Allow(PrincipalRules { principal, rules }),
     }
 }

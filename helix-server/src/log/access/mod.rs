@@ -2,16 +2,18 @@
 //! `rule` has rights and how they match, `token` the secret and its stored hash, `state` applies
 //! commands.
 
+mod quota;
 mod rule;
 mod state;
 #[cfg(test)]
 mod tests;
 mod token;
 
+pub use quota::{EVERY_PRINCIPAL, QUOTA_BYTES_MIN, QuotaLimits};
 pub use rule::{AccessOperation, AccessResource, AccessRule, OperationSet, ResourceKind, RuleSet};
 pub(crate) use state::AccessRecord;
 pub use state::{
-    AccessChange, AccessState, PRINCIPAL_BYTES_MAX, RULES_MAX, RULES_PER_COMMAND_MAX,
+    AccessChange, AccessState, PRINCIPAL_BYTES_MAX, QUOTAS_MAX, RULES_MAX, RULES_PER_COMMAND_MAX,
     RULES_PER_PRINCIPAL_MAX, TOKENS_MAX, is_principal_name,
 };
 pub use token::{BearerToken, TokenError, TokenRecord};
@@ -37,6 +39,9 @@ pub enum AccessCommand {
     /// Removes operations from the rules of a principal.
     #[prost(message, tag = "5")]
     Remove(PrincipalRules),
+    /// Sets the quota of a principal; removes it if no limit is set.
+    #[prost(message, tag = "6")]
+    SetQuota(QuotaLimits),
 }
 
 #[derive(Clone, PartialEq, Eq, Message)]
@@ -68,6 +73,7 @@ impl AccessCommand {
             Self::RevokeTokens(_) => "revoke tokens",
             Self::Allow(_) => "allow access",
             Self::Remove(_) => "remove access",
+            Self::SetQuota(_) => "set quota",
         }
     }
 }

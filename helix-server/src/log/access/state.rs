@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use prost::Message;
 
+use super::quota::{EVERY_PRINCIPAL, QuotaLimits};
 use super::rule::{AccessRule, ResourceKind, RuleSet};
 use super::token::{BearerToken, TokenError, TokenRecord};
 use super::{AccessCommand, CreateToken, PrincipalRules};
@@ -22,16 +23,20 @@ pub const RULES_PER_PRINCIPAL_MAX: usize = 256;
 /// Rules in one command, so that its head fits the log.
 pub const RULES_PER_COMMAND_MAX: usize = 100;
 
+/// Quotas of a cluster.
+pub const QUOTAS_MAX: usize = 10_000;
+
 /// Bytes of a principal's name.
 pub const PRINCIPAL_BYTES_MAX: usize = 255;
 
 /// Bytes of a name or a prefix in a rule: the longest name of a producer.
 const RULE_NAME_BYTES_MAX: usize = 255;
 
-/// Returns whether this is a valid name of a principal.
+/// Returns whether this is a valid name of a principal. `*` is none: it stands for all of them.
 pub fn is_principal_name(name: &str) -> bool {
     (1..=PRINCIPAL_BYTES_MAX).contains(&name.len())
         && name.bytes().all(|byte| byte.is_ascii_graphic())
+        && name != EVERY_PRINCIPAL
 }
 
 /// Tokens and rules of a cluster.
@@ -40,6 +45,7 @@ pub struct AccessState {
     tokens: BTreeMap<u64, Arc<TokenRecord>>,
     rules: BTreeMap<Arc<str>, Arc<RuleSet>>,
     rule_count: usize,
+    quotas: BTreeMap<String, Arc<QuotaLimits>>,
     /// True from the first token on, also after it was revoked.
     has_had_tokens: bool,
 }
@@ -58,6 +64,9 @@ pub(crate) struct AccessRecord {
     pub(super) principals: Vec<PrincipalRules>,
     #[prost(bool, tag = "3")]
     pub(super) has_had_tokens: bool,
+    /// Sorted by principal.
+    #[prost(message, repeated, tag = "4")]
+    pub(super) quotas: Vec<QuotaLimits>,
 }
 
 impl AccessState {
@@ -79,6 +88,7 @@ impl AccessState {
                 check_principal(&it.principal)?;
                 check_rules(&it.rules)
             }
+            AccessCommand::SetQuota(limits) => check_quota(limits),
         }
     }
 
@@ -97,6 +107,7 @@ impl AccessState {
             }
             AccessCommand::Allow(it) => self.allow(&it.principal, &it.rules),
             AccessCommand::Remove(it) => self.remove(&it.principal, &it.rules),
+            AccessCommand::SetQuota(limits) => self.set_quota(limits),
         }
     }
 
@@ -179,6 +190,35 @@ impl AccessState {
         true
     }
 
+    fn set_quota(&mut self, limits: &QuotaLimits) -> AccessChange {
+        check_quota(limits)?;
+        let known = self.quotas.get(&limits.principal);
+        if limits.is_unlimited() {
+            return Ok(self.quotas.remove(&limits.principal).is_some());
+        }
+        if known.is_some_and(|known| **known == *limits) {
+            return Ok(false);
+        }
+        if known.is_none() && self.quotas.len() >= QUOTAS_MAX {
+            let what = format!(
+                "the cluster has {QUOTAS_MAX} quotas, the limit; remove some, or set one for `*`"
+            );
+            return Err(invalid("quota", what));
+        }
+        self.quotas.insert(limits.principal.clone(), Arc::new(limits.clone()));
+        Ok(true)
+    }
+
+    /// Returns the quota of a principal: its own, or else the one of `*`.
+    pub fn quota_of(&self, principal: &str) -> Option<&Arc<QuotaLimits>> {
+        self.quotas.get(principal).or_else(|| self.quotas.get(EVERY_PRINCIPAL))
+    }
+
+    /// Iterates over the quotas, sorted by principal.
+    pub fn quotas(&self) -> impl ExactSizeIterator<Item = &Arc<QuotaLimits>> {
+        self.quotas.values()
+    }
+
     /// Returns the record of a presented token.
     ///
     /// # Errors
@@ -218,9 +258,11 @@ impl AccessState {
         self.has_had_tokens
     }
 
-    /// Returns whether there never was a token or a rule.
+    /// Returns whether there never was a token, a rule or a quota.
     pub fn is_empty(&self) -> bool {
-        self.tokens.is_empty() && self.rules.is_empty() && !self.has_had_tokens
+        let has_entries =
+            !self.tokens.is_empty() || !self.rules.is_empty() || !self.quotas.is_empty();
+        !has_entries && !self.has_had_tokens
     }
 
     pub(crate) fn to_record(&self) -> AccessRecord {
@@ -232,6 +274,7 @@ impl AccessState {
             tokens: self.tokens.values().map(|token| TokenRecord::clone(token)).collect(),
             principals: principals.collect(),
             has_had_tokens: self.has_had_tokens,
+            quotas: self.quotas.values().map(|limits| QuotaLimits::clone(limits)).collect(),
         }
     }
 }
@@ -265,8 +308,20 @@ impl AccessRecord {
                 return Err(broken("a principal appears twice"));
             }
         }
+        for limits in self.quotas {
+            if limits.check().is_err() || limits.is_unlimited() {
+                return Err(broken("a quota is invalid"));
+            }
+            if state.quotas.insert(limits.principal.clone(), Arc::new(limits)).is_some() {
+                return Err(broken("a quota appears twice"));
+            }
+        }
         Ok(state)
     }
+}
+
+fn check_quota(limits: &QuotaLimits) -> Result<(), ClusterReply> {
+    limits.check().map_err(|(field, what)| invalid(field, what))
 }
 
 fn invalid(field: &'static str, what: impl Into<String>) -> ClusterReply {
@@ -277,8 +332,9 @@ fn check_principal(name: &str) -> Result<(), ClusterReply> {
     if is_principal_name(name) {
         return Ok(());
     }
-    let what =
-        format!("must have 1..={PRINCIPAL_BYTES_MAX} printable ASCII characters without spaces");
+    let what = format!(
+        "must have 1..={PRINCIPAL_BYTES_MAX} printable ASCII characters without spaces, and not be `*`"
+    );
     Err(invalid("principal", what))
 }
 

@@ -16,6 +16,7 @@ use super::{ClientLoad, LoadPermit, Waiting, permits};
 use crate::error::{Error, Result};
 use crate::limits;
 use crate::node::Principal;
+use crate::node::QuotaMeter;
 use crate::sync;
 use crate::transport::CallAccess;
 
@@ -440,6 +441,11 @@ impl CallMemory {
     /// Notes that the whole response was sent. Without it, the client has cancelled the call.
     pub fn set_finished(&self) {
         self.is_finished.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns the meter of the caller's quota; `None` for a caller without credentials.
+    pub fn quota_meter(&self) -> Option<Arc<QuotaMeter>> {
+        Some(self.access()?.caller()?.meter().clone())
     }
 
     /// Returns the caller; `None` if callers are not checked.

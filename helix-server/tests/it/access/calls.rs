@@ -196,6 +196,8 @@ pub(super) fn examples(topic: &str) -> Vec<ExampleCall> {
         ),
         example("AccessService/ListAccess", ListAccessRequest::default(), &cluster(O::Admin)),
         example("AccessService/TestAccess", TestAccessRequest::default(), &cluster(O::Admin)),
+        example("AccessService/SetQuota", SetQuotaRequest::default(), &cluster(O::Admin)),
+        example("AccessService/ListQuotas", ListQuotasRequest::default(), &cluster(O::Admin)),
         // Last, since it deletes the topic.
         example("TopicService/DeleteTopic", delete, &[on_topic(&[O::Delete])]),
     ]

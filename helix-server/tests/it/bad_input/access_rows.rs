@@ -2,8 +2,9 @@
 
 use helix_proto::log::v1::{
     AccessOperation, AccessRole, AccessRule, AllowAccessRequest, CreateTokenRequest,
-    ErrorReason as R, ListAccessRequest, ListTokensRequest, RemoveAccessRequest, ResourceKind,
-    RevokeTokenRequest, RoleGrant, TestAccessRequest,
+    ErrorReason as R, ListAccessRequest, ListQuotasRequest, ListTokensRequest, PrincipalQuota,
+    RemoveAccessRequest, ResourceKind, RevokeTokenRequest, RoleGrant, SetQuotaRequest,
+    TestAccessRequest,
 };
 use prost_types::Timestamp;
 
@@ -41,7 +42,7 @@ fn allow_role(grant: RoleGrant) -> InvalidCall {
 }
 
 pub(super) fn all() -> Vec<FieldCase> {
-    [rules(), tokens(), huge(), lists()].into_iter().flatten().collect()
+    [rules(), tokens(), huge(), lists(), quotas()].into_iter().flatten().collect()
 }
 
 fn rules() -> Vec<FieldCase> {
@@ -225,5 +226,53 @@ fn lists() -> Vec<FieldCase> {
         (&["TestAccessRequest.operation"], test(99, 1, "a"), invalid("operation: is required")),
         (&["TestAccessRequest.resource_kind"], test(1, 99, "a"), invalid("resource_kind")),
         (&["TestAccessRequest.principal", "TestAccessRequest.name"], test(1, 1, "\u{0}*"), Fine),
+    ]
+}
+
+fn quotas() -> Vec<FieldCase> {
+    let invalid = |words| Refused(R::InvalidArgument, words);
+    let set = |change: fn(&mut PrincipalQuota)| {
+        let mut quota = PrincipalQuota {
+            principal: "bad-input".to_owned(),
+            connections: 7,
+            ..PrincipalQuota::default()
+        };
+        change(&mut quota);
+        InvalidCall::SetQuota(SetQuotaRequest { quota: Some(quota) })
+    };
+    let list = |page_size, page_token: &str| {
+        let (principal, page_token) = ("\u{0}".to_owned(), page_token.to_owned());
+        InvalidCall::ListQuotas(ListQuotasRequest { principal, page_size, page_token })
+    };
+    let unset = InvalidCall::SetQuota(SetQuotaRequest::default());
+    vec![
+        (&["SetQuotaRequest.quota"], unset, invalid("quota: must be set")),
+        (
+            &["PrincipalQuota.principal"],
+            set(|it| it.principal = "a b".to_owned()),
+            invalid("quota.principal: must be a principal"),
+        ),
+        (
+            &["PrincipalQuota.bytes_in_per_second"],
+            set(|it| it.bytes_in_per_second = 65_535),
+            invalid("quota.bytes_in_per_second: 65535 is out of range 65536..="),
+        ),
+        (
+            &["PrincipalQuota.bytes_out_per_second"],
+            set(|it| it.bytes_out_per_second = u64::MAX),
+            invalid("quota.bytes_out_per_second: 18446744073709551615 is out of range"),
+        ),
+        (
+            &["PrincipalQuota.requests_per_second"],
+            set(|it| it.requests_per_second = u64::MAX),
+            invalid("quota.requests_per_second: must be at most"),
+        ),
+        (&["PrincipalQuota.connections"], set(|it| it.connections = u32::MAX), Fine),
+        (&["ListQuotasRequest.page_size"], list(-1, ""), invalid("page_size")),
+        (
+            &["ListQuotasRequest.principal", "ListQuotasRequest.page_token"],
+            list(i32::MAX, "\u{0}"),
+            Fine,
+        ),
     ]
 }
