@@ -133,10 +133,13 @@ impl Error {
                 status.code(),
                 Code::Unimplemented | Code::Unauthenticated | Code::PermissionDenied
             );
+        let tls_problem = tls_problem(status);
+        let was_not_applied = is_rejected || tls_problem.is_some() || is_unsent(status);
+        let message = tls_problem.map_or_else(|| innermost(status), str::to_owned);
         Self::new(Failure {
             retryable: is_broken || is_transient,
-            may_have_applied: !is_rejected && !is_unsent(status),
-            ..Failure::plain(Origin::Transport, status.code(), innermost(status))
+            may_have_applied: !was_not_applied,
+            ..Failure::plain(Origin::Transport, status.code(), message)
         })
     }
 
@@ -299,6 +302,26 @@ impl From<Status> for Error {
 /// Returns true if the connect failed, so that the request was not sent.
 fn is_unsent(status: &Status) -> bool {
     chain(status).any(|error| error.is::<ConnectError>())
+}
+
+/// Problems of a handshake that appear once the connection is in use, by their text. The node has
+/// not handled a request then: HTTP/2 keeps only the text of such an error.
+const TLS_PROBLEMS: [(&str, &str); 8] = [
+    ("this port requires TLS", "the node requires TLS; set the CA file that signs its certificate"),
+    ("alert: CertificateRequired", "the node requires a client certificate; set one with its key"),
+    ("alert: UnknownCA", "the node trusts no CA that signed the client certificate"),
+    ("alert: CertificateExpired", "the client certificate has expired; renew it"),
+    ("alert: BadCertificate", "the node rejects the client certificate; see its log"),
+    ("alert: CertificateUnknown", "the node rejects the client certificate; see its log"),
+    ("alert: UnsupportedCertificate", "the node rejects the client certificate; see its log"),
+    ("alert: DecryptError", "the node rejects the client certificate; see its log"),
+];
+
+/// Returns a description of the TLS problem that broke a connection, if that is the cause.
+fn tls_problem(status: &Status) -> Option<&'static str> {
+    let inner = chain(status).last()?.to_string();
+    let known = TLS_PROBLEMS.iter().find(|(text, _)| inner.contains(text));
+    known.map(|(_, problem)| *problem)
 }
 
 /// Returns the message with that of the innermost source: outer ones only say "transport error".
