@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use helix_proto::address::check_dialable;
 
-use super::{AuthSetting, ServerConfig, StorageMode};
+use super::{AuthSetting, ClientCertificates, ServerConfig, StorageMode, TlsUse};
 use crate::limits::{
     BATCH_BYTES_MAX, ELECTION_TIMEOUT_MS_MAX, ELECTION_TIMEOUT_MS_MIN, PARTITIONS_MAX,
     PARTITIONS_PER_TOPIC_MAX, SHARDS_MAX,
@@ -129,6 +129,7 @@ impl ServerConfig {
         self.check_topics(&mut problems);
         self.check_peers(&mut problems);
         self.check_addresses(&mut problems);
+        self.check_tls(&mut problems);
         problems.0
     }
 
@@ -230,29 +231,56 @@ impl ServerConfig {
                 self.insecure,
                 flag,
                 &addr,
-                "other machines can reach this address, and the network is not encrypted, also \
-                 with --auth; listen on 127.0.0.1, or add --insecure",
+                match flag {
+                    "listen-addr" => {
+                        "other machines can reach this address, and the port does not require TLS \
+                         and credentials; set --tls-cert and --tls-key, and --auth required or \
+                         --tls-client-auth required with --tls-ca; or listen on 127.0.0.1, or add \
+                         --insecure"
+                    }
+                    "peer-addr" => {
+                        "other machines can reach this address, and nodes do not require TLS; set \
+                         --tls-cert, --tls-key and --tls-ca, listen on 127.0.0.1, or add \
+                         --insecure to allow every program to speak as a node"
+                    }
+                    _ => {
+                        "other machines can reach this address, and the port does not require TLS; \
+                         set --tls-admin required with --tls-cert, listen on 127.0.0.1, or add \
+                         --insecure"
+                    }
+                },
             );
         }
     }
 
-    /// Returns the listening addresses that other machines can reach, with their flags.
+    /// Returns the listening addresses that other machines can reach without authentication, with
+    /// their flags. The admin port is read-only, so that encryption suffices.
     pub fn exposed(&self) -> Vec<(&'static str, SocketAddr)> {
-        let has_peers = !self.peers.is_empty();
-        let clients = Some(("listen-addr", self.listen_addr));
+        let is_open = |tls: TlsUse| tls != TlsUse::Required;
+        let has_peers = !self.peers.is_empty() && is_open(self.peer_tls());
+        let is_anonymous = self.tls_client_auth != ClientCertificates::Required;
+        let has_clients = is_open(self.client_tls()) || is_anonymous;
+        let clients = has_clients.then_some(("listen-addr", self.listen_addr));
         let peers = has_peers.then_some(("peer-addr", self.peer_addr));
-        let admin = self.admin_listen_addr().map(|addr| ("admin-addr", addr));
+        let admin = self.admin_listen_addr().filter(|_| is_open(self.tls_admin));
+        let admin = admin.map(|addr| ("admin-addr", addr));
         let listened = clients.into_iter().chain(peers).chain(admin);
         listened.filter(|(_, addr)| !addr.ip().is_loopback()).collect()
     }
 }
 
 #[derive(Default)]
-struct ConfigProblems(Vec<ConfigProblem>);
+pub(super) struct ConfigProblems(Vec<ConfigProblem>);
 
 impl ConfigProblems {
     /// Adds a problem unless `is_valid`.
-    fn expect(&mut self, is_valid: bool, flag: &'static str, value: &dyn Display, what: &str) {
+    pub(super) fn expect(
+        &mut self,
+        is_valid: bool,
+        flag: &'static str,
+        value: &dyn Display,
+        what: &str,
+    ) {
         if !is_valid {
             self.0.push(ConfigProblem { flag, value: value.to_string(), what: what.to_owned() });
         }
