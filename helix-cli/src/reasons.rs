@@ -297,6 +297,12 @@ pub(crate) fn of_health(reason: HealthReason) -> Option<ReasonText> {
             "correct the clock of the named node, and check its time synchronization\n\
              records get the time of the majority meanwhile",
         )),
+        HealthReason::Certificate => Some(text(
+            "a certificate of a node expires soon, has expired, or cannot be replaced",
+            "it was not renewed, or its new files do not fit together or are for another node",
+            "replace the files; the node reads them without a restart\n\
+             helix cert node   makes a certificate",
+        )),
         HealthReason::Unspecified
         | HealthReason::NoLeader
         | HealthReason::DiskFull

@@ -7,7 +7,8 @@ use serde_json::Value;
 use crate::backup::{create, restore, verify};
 use crate::commands::cluster::{TransferredLeader, health, members, tables};
 use crate::commands::{
-    access, check, config, context, explain, group, offsets, produce, records, topic, version, wal,
+    access, cert, check, config, context, explain, group, offsets, produce, records, topic,
+    version, wal,
 };
 use crate::demo::measurements::DemoMeasurements;
 use crate::dev::StartedCluster;
@@ -58,6 +59,7 @@ pub(crate) fn schema(command: &str) -> Option<Value> {
         "backup verify" => of::<verify::BackupVerification>(),
         "restore" => of::<Vec<restore::RestoreRow>>(),
         "check" => of::<Vec<check::CheckResult>>(),
+        "cert ca" | "cert node" | "cert client" => of::<Vec<cert::CertificateFilesRow>>(),
         "config list" => of::<Vec<config::SettingRow>>(),
         "config explain" => of::<config::SettingRow>(),
         "context list" => of::<Vec<context::ContextRow>>(),

@@ -6,7 +6,7 @@ use clap::Subcommand;
 pub(crate) enum ContextSubcommand {
     /// Add a context, or change its addresses
     ///
-    /// Stores the addresses of --addr, and the path of --token-file, under the name. The first
+    /// Stores the addresses of --addr, the path of --token-file and those of the --tls options. The first
     /// context becomes the current one.
     Add {
         /// Name of the context
