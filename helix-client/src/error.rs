@@ -4,11 +4,13 @@
 
 use std::error::Error as StdError;
 use std::fmt;
+use std::io;
 use std::ops::Deref;
 use std::time::Duration;
 
 use helix_proto::error::{self as wire, StatusDetails};
 use helix_proto::log::v1::{ErrorReason, LeaderHint, Watermarks};
+use helix_tls::HandshakeError;
 use tonic::{Code, ConnectError, Status};
 
 /// Result of a call to the service.
@@ -56,6 +58,11 @@ pub struct Failure {
     pub retry_after: Option<Duration>,
     /// An earlier batch failed with this error, and this batch was therefore not appended.
     pub is_from_earlier_batch: bool,
+    /// The TLS handshake failed, or the node requires TLS: check the [TLS options] and the
+    /// certificates.
+    ///
+    /// [TLS options]: crate::TlsOptions
+    pub is_tls_failure: bool,
     /// Description for humans.
     pub message: String,
 }
@@ -139,6 +146,7 @@ impl Error {
         Self::new(Failure {
             retryable: is_broken || is_transient,
             may_have_applied: !was_not_applied,
+            is_tls_failure: tls_problem.is_some() || is_failed_handshake(status),
             ..Failure::plain(Origin::Transport, status.code(), message)
         })
     }
@@ -249,6 +257,7 @@ impl Failure {
             member_epoch: None,
             retry_after: None,
             is_from_earlier_batch: false,
+            is_tls_failure: false,
             message,
         }
     }
@@ -304,6 +313,16 @@ fn is_unsent(status: &Status) -> bool {
     chain(status).any(|error| error.is::<ConnectError>())
 }
 
+/// Returns true if the handshake of a new connection failed.
+fn is_failed_handshake(status: &Status) -> bool {
+    // The source of an I/O error is that of the error within.
+    let within = |error: &(dyn StdError + 'static)| {
+        let inner = error.downcast_ref::<io::Error>()?.get_ref()?;
+        inner.downcast_ref::<HandshakeError>().map(|_| ())
+    };
+    chain(status).any(|error| within(error).is_some())
+}
+
 /// Problems of a handshake that appear once the connection is in use, by their text. The node has
 /// not handled a request then: HTTP/2 keeps only the text of such an error.
 const TLS_PROBLEMS: [(&str, &str); 8] = [
@@ -314,7 +333,7 @@ const TLS_PROBLEMS: [(&str, &str); 8] = [
     ("alert: BadCertificate", "the node rejects the client certificate; see its log"),
     ("alert: CertificateUnknown", "the node rejects the client certificate; see its log"),
     ("alert: UnsupportedCertificate", "the node rejects the client certificate; see its log"),
-    ("alert: DecryptError", "the node rejects the client certificate; see its log"),
+    ("alert: DecryptError", "the node trusts no CA that signed the client certificate"),
 ];
 
 /// Returns a description of the TLS problem that broke a connection, if that is the cause.

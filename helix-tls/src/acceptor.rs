@@ -40,6 +40,15 @@ pub enum ClientAuth {
     Required,
 }
 
+/// CAs that sign the certificates of a port's callers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CallerCa {
+    /// Those of nodes. The CA of clients must not be able to make a node.
+    Nodes,
+    /// Those of clients.
+    Clients,
+}
+
 /// Use of connections without TLS.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PlaintextRule {
@@ -56,6 +65,8 @@ pub struct AcceptorOptions {
     pub port: &'static str,
     /// Client certificates.
     pub client_auth: ClientAuth,
+    /// CAs that sign them.
+    pub caller_ca: CallerCa,
     /// Connections without TLS.
     pub plaintext: PlaintextRule,
     /// Protocol of the port: [`ALPN_H2`] or [`ALPN_HTTP1`](crate::ALPN_HTTP1).
@@ -262,8 +273,11 @@ fn server_config(set: &TrustedSet, options: &AcceptorOptions) -> Result<Arc<Serv
     let builder = match options.client_auth {
         ClientAuth::Off => builder.with_no_client_auth(),
         auth => {
-            let verifier =
-                WebPkiClientVerifier::builder_with_provider(set.client_ca.clone(), provider());
+            let ca = match options.caller_ca {
+                CallerCa::Nodes => &set.ca,
+                CallerCa::Clients => &set.client_ca,
+            };
+            let verifier = WebPkiClientVerifier::builder_with_provider(ca.clone(), provider());
             let verifier = match auth {
                 ClientAuth::Optional => verifier.allow_unauthenticated(),
                 _ => verifier,

@@ -17,8 +17,8 @@ pub struct CertificateNames {
     pub uris: Vec<String>,
     /// DNS names of the subject alternative name, in their order.
     pub dns: Vec<String>,
-    /// Common name of the subject.
-    pub common_name: Option<String>,
+    /// Common names of the subject, in their order.
+    pub common_names: Vec<String>,
 }
 
 impl CertificateNames {
@@ -42,14 +42,14 @@ impl CertificateNames {
                 _ => {}
             }
         }
-        names.common_name = certificate
-            .subject()
-            .iter_common_name()
-            .find_map(|name| name.as_str().ok())
-            .map(str::to_owned);
-        let all = names.uris.iter().chain(&names.dns).chain(&names.common_name);
-        let is_bounded = names.uris.len() <= NAMES_MAX
-            && names.dns.len() <= NAMES_MAX
+        for name in certificate.subject().iter_common_name() {
+            // Of a type that is not text: kept, so that it still counts as a name.
+            names.common_names.push(name.as_str().unwrap_or_default().to_owned());
+        }
+        let all = names.uris.iter().chain(&names.dns).chain(&names.common_names);
+        let is_bounded = [&names.uris, &names.dns, &names.common_names]
+            .iter()
+            .all(|names| names.len() <= NAMES_MAX)
             && all.clone().all(|name| name.len() <= NAME_BYTES_MAX);
         if !is_bounded {
             return Err(format!(
@@ -63,17 +63,17 @@ impl CertificateNames {
         Ok(names)
     }
 
-    /// Returns the name of the caller: the first URI, else the first DNS name, else the common
+    /// Returns a name for messages: the first URI, else the first DNS name, else the first common
     /// name. `None` if the certificate has no such name.
-    pub fn principal(&self) -> Option<&str> {
-        let mut names = self.uris.iter().chain(&self.dns).chain(&self.common_name);
+    pub fn shown_name(&self) -> Option<&str> {
+        let mut names = self.uris.iter().chain(&self.dns).chain(&self.common_names);
         names.find(|name| !name.is_empty()).map(String::as_str)
     }
 }
 
 impl Display for CertificateNames {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.principal() {
+        match self.shown_name() {
             Some(name) => write!(f, "{name:?}"),
             None => f.write_str("a subject without a name"),
         }
@@ -136,7 +136,7 @@ impl CertificateInfo {
         }
         Ok(Self {
             kind,
-            name: names.principal().unwrap_or("?").to_owned(),
+            name: names.shown_name().unwrap_or("?").to_owned(),
             serial,
             not_before: certificate.validity().not_before.timestamp(),
             not_after: certificate.validity().not_after.timestamp(),

@@ -118,7 +118,8 @@ fn describe(error: &rustls::Error) -> String {
 
 fn describe_certificate(error: &CertificateError) -> String {
     match error {
-        CertificateError::UnknownIssuer => {
+        // With a bad signature a trusted CA has the name of the issuer, and another key.
+        CertificateError::UnknownIssuer | CertificateError::BadSignature => {
             "the certificate of the other side is signed by no CA that this side trusts; check the \
              CA file"
                 .to_owned()
@@ -135,8 +136,9 @@ fn describe_certificate(error: &CertificateError) -> String {
         }
         CertificateError::NotValidForNameContext { expected, presented } => {
             let expected = expected.to_str();
-            let presented = match presented.as_slice() {
-                [] => "no name".to_owned(),
+            let names: Vec<_> = presented.iter().filter_map(|name| host_name(name)).collect();
+            let presented = match names.as_slice() {
+                [] => "no host".to_owned(),
                 names => names.join(", "),
             };
             format!(
@@ -154,9 +156,16 @@ fn describe_certificate(error: &CertificateError) -> String {
     }
 }
 
+/// Returns the host of a name as rustls shows it, `DnsName("n1")` or `IpAddress(10.0.0.1)`; `None`
+/// for a name of another kind.
+fn host_name(shown: &str) -> Option<&str> {
+    let (kind, name) = shown.strip_suffix(')')?.split_once('(')?;
+    matches!(kind, "DnsName" | "IpAddress").then(|| name.trim_matches('"'))
+}
+
 fn describe_alert(alert: AlertDescription) -> String {
     match alert {
-        AlertDescription::UnknownCA => {
+        AlertDescription::UnknownCA | AlertDescription::DecryptError => {
             "the other side trusts no CA that signed this side's certificate".to_owned()
         }
         AlertDescription::CertificateRequired => {

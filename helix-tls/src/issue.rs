@@ -58,7 +58,12 @@ impl CertificateAuthority {
     /// The name of the cluster or the number of days is not valid.
     pub fn create(cluster: &str, days: u32) -> Result<IssuedPair, String> {
         check_cluster_name(cluster)?;
-        let mut params = params(&format!("Helix CA of {cluster}"), days)?;
+        let mut params = params("", days)?;
+        // Each CA has a name of its own: verification looks for the CA by its name.
+        let serial = params.serial_number.as_ref().map(SerialNumber::to_string).unwrap_or_default();
+        let name = format!("Helix CA of {cluster}, {}", serial.get(..11).unwrap_or_default());
+        params.distinguished_name = rcgen::DistinguishedName::new();
+        params.distinguished_name.push(DnType::CommonName, name);
         params.subject_alt_names = vec![uri(&format!("{CLUSTER_URI}{cluster}"))?];
         params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
@@ -120,7 +125,29 @@ impl CertificateAuthority {
         if !is_name {
             return Err("the name of a client has 1 to 64 bytes".to_owned());
         }
-        let mut params = params(name, days)?;
+        let common_names = vec![name.to_owned()];
+        self.client_with_names(&CertificateNames { common_names, ..Default::default() }, days)
+    }
+
+    /// Makes the certificate of a client with these names, of which at most one is a common name.
+    ///
+    /// # Errors
+    /// A name or the number of days is not valid.
+    pub fn client_with_names(
+        &self,
+        names: &CertificateNames,
+        days: u32,
+    ) -> Result<IssuedPair, String> {
+        let mut params = params(names.common_names.first().map_or("", String::as_str), days)?;
+        if names.common_names.is_empty() {
+            params.distinguished_name = rcgen::DistinguishedName::new();
+        }
+        for name in &names.uris {
+            params.subject_alt_names.push(uri(name)?);
+        }
+        for name in &names.dns {
+            params.subject_alt_names.push(SanType::DnsName(dns_name(name)?));
+        }
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
         self.sign(params)
     }

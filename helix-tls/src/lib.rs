@@ -28,7 +28,9 @@ use std::sync::Arc;
 
 use rustls::crypto::CryptoProvider;
 
-pub use acceptor::{AcceptedSocket, Acceptor, AcceptorOptions, ClientAuth, PlaintextRule};
+pub use acceptor::{
+    AcceptedSocket, Acceptor, AcceptorOptions, CallerCa, ClientAuth, PlaintextRule,
+};
 pub use certificate::{CertificateInfo, CertificateKind, CertificateNames};
 pub use connector::{Connector, ServerRule};
 pub use error::{HandshakeError, TlsFilesError, describe_tls_error};

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use helix_tls::{Acceptor, AcceptorOptions, CertificateStore, ClientAuth, Connector, ServerRule};
+use helix_tls::{
+    Acceptor, AcceptorOptions, CallerCa, CertificateStore, ClientAuth, Connector, ServerRule,
+};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::StartError;
@@ -40,7 +42,10 @@ impl PortsTls {
             TlsUse::Off => None,
             _ if config.peers.is_empty() => None,
             tls => Some(PeerTls {
-                acceptor: acceptor(config.acceptor_options("peers", tls, ClientAuth::Required))?,
+                acceptor: acceptor(AcceptorOptions {
+                    caller_ca: CallerCa::Nodes,
+                    ..config.acceptor_options("peers", tls, ClientAuth::Required)
+                })?,
                 connector: Arc::new(
                     Connector::new(store.clone(), ServerRule::Node).map_err(StartError::Tls)?,
                 ),

@@ -9,8 +9,9 @@ use std::time::Duration;
 
 use helix_tls::issue::{CertificateAuthority, IssuedPair};
 use helix_tls::{
-    AcceptedSocket, Acceptor, AcceptorOptions, CertificateFiles, CertificateKind, CertificateStore,
-    ClientAuth, Connector, HandshakeError, NodeRule, PlaintextRule, ServerRule, TlsSocket,
+    AcceptedSocket, Acceptor, AcceptorOptions, CallerCa, CertificateFiles, CertificateKind,
+    CertificateStore, ClientAuth, Connector, HandshakeError, NodeRule, PlaintextRule, ServerRule,
+    TlsSocket,
 };
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
@@ -69,6 +70,7 @@ fn options(client_auth: ClientAuth, plaintext: PlaintextRule) -> AcceptorOptions
     AcceptorOptions {
         port: "test",
         client_auth,
+        caller_ca: CallerCa::Clients,
         plaintext,
         protocol: helix_tls::ALPN_H2,
         deadline: Duration::from_secs(5),
@@ -171,7 +173,7 @@ async fn a_client_is_verified_if_that_is_set() {
         let is_named = name == "app" && !std::ptr::eq(port, &off);
         assert_eq!(names.is_some(), is_named);
         if let Some(names) = names {
-            assert_eq!(names.principal(), Some("app-1"));
+            assert_eq!(names.shown_name(), Some("app-1"));
         }
     }
 }
@@ -189,7 +191,7 @@ async fn a_node_is_verified_by_cluster_and_node_id() {
     let (accepted, connected) = shake(&n2, &n1, "node-2").await;
     assert_eq!(said(connected), "ok");
     let uri = "helix://cluster/alpha/node/1";
-    assert_eq!(accepted.unwrap().names.unwrap().principal(), Some(uri));
+    assert_eq!(accepted.unwrap().names.unwrap().shown_name(), Some(uri));
     let (_, connected) = shake(&n2, &n1, "node-3").await;
     let said_of_node = said(connected);
     assert!(said_of_node.contains("node 3 was dialed"), "{said_of_node}");
@@ -250,7 +252,10 @@ async fn half_open_handshakes_make_way_and_end() {
         let port = port.clone();
         silent.push((near, tokio::spawn(async move { port.accept(far, "client").await.err() })));
     }
-    tokio::task::yield_now().await;
+    // The runtime runs some tasks in each turn.
+    for _ in 0..100 {
+        tokio::task::yield_now().await;
+    }
     let client = Connector::new(files.store("", &["a"]), ServerRule::HostName).unwrap();
     let (accepted, connected) = shake(&port, &client, "127.0.0.1").await;
     assert_eq!((said(accepted), said(connected)), ("ok".to_owned(), "ok".to_owned()));
@@ -263,6 +268,36 @@ async fn half_open_handshakes_make_way_and_end() {
         }
     }
     assert_eq!((displaced, timed_out), (93, 7));
+}
+
+#[tokio::test]
+async fn another_ca_of_the_same_name_is_named_as_the_cause() {
+    let files = Files::new();
+    let same_name = |_| {
+        let mut params = rcgen::CertificateParams::default();
+        params.distinguished_name.push(rcgen::DnType::CommonName, "CA");
+        params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+        let uri = "helix://cluster/alpha".try_into().unwrap();
+        params.subject_alt_names = vec![rcgen::SanType::URI(uri)];
+        let key = rcgen::KeyPair::generate().unwrap();
+        let certificate = params.self_signed(&key).unwrap().pem();
+        (certificate, key.serialize_pem())
+    };
+    for (name, (certificate, key)) in ["c1", "c2"].map(|name| (name, same_name(name))) {
+        std::fs::write(files.path(&format!("{name}.pem")), certificate).unwrap();
+        std::fs::write(files.path(&format!("{name}.key")), key).unwrap();
+    }
+    files.node("n1", "c1", 1, 30);
+    let port = acceptor(&files.store("n1", &["c1"]), ClientAuth::Required);
+    let distrusting = Connector::new(files.store("", &["c2"]), ServerRule::HostName).unwrap();
+    let (accepted, connected) = shake(&port, &distrusting, "127.0.0.1").await;
+    assert!(said(connected).contains("signed by no CA that this side trusts"));
+    assert!(said(accepted).contains("trusts no CA that signed"));
+    files.node("n2", "c2", 2, 30);
+    let distrusted = Connector::new(files.store("n2", &["c1"]), ServerRule::HostName).unwrap();
+    let (accepted, connected) = shake(&port, &distrusted, "127.0.0.1").await;
+    assert!(said(accepted).contains("signed by no CA that this side trusts"));
+    assert!(said(connected).contains("trusts no CA that signed"));
 }
 
 /// Replaces a file as tools do: by another one of the same name.
