@@ -247,8 +247,8 @@ pub(crate) fn of(reason: ErrorReason) -> ReasonText {
         ),
         R::Unauthenticated => text(
             "the cluster does not accept the credentials of this call",
-            "no token was sent, or it is malformed, unknown, revoked or expired; the message \
-             states which",
+            "neither a token nor a client certificate was sent, the token is malformed, unknown, \
+             revoked or expired, or the certificate names no principal; the message states which",
             "helix whoami --token-file FILE\nask an administrator for a token: helix token create",
         ),
         R::PermissionDenied => text(

@@ -73,7 +73,7 @@ metrics! {
     Failures Counter "helix_failures_total" ["reason"]
         "Failed calls by error reason; see docs/api.md"
     FailedLogins Counter "helix_failed_logins_total" ["reason"]
-        "Calls whose token was missing, malformed, unknown (or revoked) or expired"
+        "Calls refused for their credentials: none, a certificate without a principal, or a token"
 
     AppendedBatches Counter "helix_appended_batches_total" []
         "Batches acknowledged by this node"

@@ -65,7 +65,7 @@ use logs::{LogIdentity, NodeLogs};
 pub use lookup::LocatedPartition;
 use open::{ShardContext, StartupPeers, directory, existing_shards, open_cluster, open_or_rebuild};
 use principal::TokenRefresh;
-pub use principal::{AuthMode, Caller, CertificateNames, Principal};
+pub use principal::{AuthMode, Caller, Principal};
 pub use readiness::Unready;
 pub use settings::{NodeSettings, NodeStorage, SimulatedDisks};
 use shard_slots::{ShardSlot, ShardSlots};

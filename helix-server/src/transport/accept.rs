@@ -25,6 +25,7 @@ use super::meter::{Meter, MeterLayer};
 use super::services::Services;
 use super::socket::CorkedSocket;
 use crate::limits;
+use crate::node::Principal;
 use crate::sync;
 
 /// Source of client connections: a TCP listener, or a simulation's listener.
@@ -190,7 +191,7 @@ impl ClientPort {
         };
         connection.set_peer(peer);
         if let Some(names) = names {
-            connection.set_certificate_names(names);
+            connection.set_certificate_principal(Principal::from_certificate(&names));
         }
         // The meter is outside, so that it also counts calls that admission rejects.
         let admission = Admission::new(self.services.clone(), &self.load, &connection);
