@@ -87,6 +87,7 @@ pub struct RunningServer {
     closing: CancellationToken,
     serving: JoinHandle<()>,
     is_encrypted: bool,
+    is_admin_encrypted: bool,
     /// Ends the watch of the certificate files.
     _certificates: Option<DropGuard>,
 }
@@ -177,6 +178,7 @@ impl Server {
         let closing = CancellationToken::new();
         let meter = MeterLayer::new(node.metrics());
         let is_encrypted = tls.clients.is_some();
+        let is_admin_encrypted = tls.admin.is_some();
         let _certificates = tls.watch();
         let clients = tls.clients;
         let serving =
@@ -191,6 +193,7 @@ impl Server {
             closing,
             serving,
             is_encrypted,
+            is_admin_encrypted,
             _certificates,
         })
     }
@@ -255,8 +258,16 @@ impl RunningServer {
         let (sync_p50_us, sync_p99_us) = self.node.sync_probe();
         let info = self.node.info();
         let (local_addr, admin_addr) = (self.local_addr, self.admin_addr());
-        let is_encrypted = self.is_encrypted;
-        Banner { info, local_addr, admin_addr, is_encrypted, sync_p50_us, sync_p99_us }
+        let Self { is_encrypted, is_admin_encrypted, .. } = *self;
+        Banner {
+            info,
+            local_addr,
+            admin_addr,
+            is_encrypted,
+            is_admin_encrypted,
+            sync_p50_us,
+            sync_p99_us,
+        }
     }
 }
 
@@ -267,13 +278,14 @@ pub struct Banner {
     local_addr: SocketAddr,
     admin_addr: Option<SocketAddr>,
     is_encrypted: bool,
+    is_admin_encrypted: bool,
     sync_p50_us: u64,
     sync_p99_us: u64,
 }
 
 impl Display for Banner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { info, local_addr, admin_addr, is_encrypted, sync_p50_us, sync_p99_us } = self;
+        let Self { info, local_addr, sync_p50_us, sync_p99_us, .. } = self;
         writeln!(f, "helix-server {}, node {}", info.version, info.node_id)?;
         match info.storage {
             StorageKind::Durable => {
@@ -294,10 +306,11 @@ impl Display for Banner {
         if info.endpoint != local_addr.to_string() {
             writeln!(f, "  advertised  {}", info.endpoint)?;
         }
-        if let Some(admin_addr) = admin_addr {
-            writeln!(f, "  admin       http://{admin_addr}/metrics")?;
+        if let Some(admin_addr) = self.admin_addr {
+            let scheme = if self.is_admin_encrypted { "https" } else { "http" };
+            writeln!(f, "  admin       {scheme}://{admin_addr}/metrics")?;
         }
-        if *is_encrypted {
+        if self.is_encrypted {
             return write!(f, "  listening   {local_addr} (TLS)");
         }
         write!(f, "  listening   {local_addr}")

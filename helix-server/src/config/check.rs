@@ -253,12 +253,13 @@ impl ServerConfig {
         }
     }
 
-    /// Returns the listening addresses that other machines can reach without authentication, with
-    /// their flags. The admin port is read-only, so that encryption suffices.
+    /// Returns the listening addresses that other machines can reach without TLS or without
+    /// credentials, with their flags. The admin port is read-only, so that TLS suffices.
     pub fn exposed(&self) -> Vec<(&'static str, SocketAddr)> {
         let is_open = |tls: TlsUse| tls != TlsUse::Required;
         let has_peers = !self.peers.is_empty() && is_open(self.peer_tls());
-        let is_anonymous = self.tls_client_auth != ClientCertificates::Required;
+        let is_anonymous = self.tls_client_auth != ClientCertificates::Required
+            && self.auth != AuthSetting::Required;
         let has_clients = is_open(self.client_tls()) || is_anonymous;
         let clients = has_clients.then_some(("listen-addr", self.listen_addr));
         let peers = has_peers.then_some(("peer-addr", self.peer_addr));
@@ -401,6 +402,37 @@ mod tests {
         let admin_addr = Some(AdminAddr::At(all(9644)));
         assert_eq!(flags(&ServerConfig { admin_addr, ..ServerConfig::default() }), ["admin-addr"]);
         ServerConfig { insecure: true, ..cluster }.validate().unwrap();
+    }
+
+    #[test]
+    fn ports_with_tls_and_credentials_need_no_insecure() {
+        let all = |port: u16| SocketAddr::from(([0, 0, 0, 0], port));
+        let exposed = |config: &ServerConfig| {
+            config.exposed().into_iter().map(|(flag, _)| flag).collect::<Vec<_>>()
+        };
+        let encrypted = ServerConfig {
+            listen_addr: all(9092),
+            peer_addr: all(9192),
+            admin_addr: Some(AdminAddr::At(all(9644))),
+            peers: vec![(2, "n2:9192".to_owned())],
+            tls_cert: Some("node.pem".into()),
+            tls_admin: TlsUse::Required,
+            ..ServerConfig::default()
+        };
+        assert_eq!(exposed(&encrypted), ["listen-addr"], "every client may do everything");
+        let auth = AuthSetting::Required;
+        let with_tokens = ServerConfig { auth, ..encrypted.clone() };
+        assert_eq!(exposed(&with_tokens), [""; 0]);
+        let tls_client_auth = ClientCertificates::Required;
+        let with_certificates = ServerConfig { tls_client_auth, ..encrypted.clone() };
+        assert_eq!(exposed(&with_certificates), [""; 0]);
+        let auth = AuthSetting::Optional;
+        let tls_client_auth = ClientCertificates::Optional;
+        let optional = ServerConfig { auth, tls_client_auth, ..encrypted };
+        assert_eq!(exposed(&optional), ["listen-addr"]);
+        let mixed = Some(TlsUse::Optional);
+        let mixed = ServerConfig { tls_clients: mixed, tls_peers: mixed, ..with_tokens };
+        assert_eq!(exposed(&mixed), ["listen-addr", "peer-addr"]);
     }
 
     #[test]

@@ -137,7 +137,7 @@ pub struct ServerConfig {
     #[arg(long, value_name = "ADDR|off", value_parser = parse_admin_addr)]
     pub admin_addr: Option<AdminAddr>,
 
-    /// Allow addresses that other machines can reach, without encryption
+    /// Allow addresses that other machines can reach, without TLS and credentials
     #[arg(long)]
     pub insecure: bool,
 
@@ -176,8 +176,8 @@ pub struct ServerConfig {
     #[arg(long, value_enum, value_name = "USE", default_value_t = ClientCertificates::Off)]
     pub tls_client_auth: ClientCertificates,
 
-    /// TLS between nodes, which authenticate each other; optional also accepts and dials nodes
-    /// without it [default: required with --tls-cert, else off]
+    /// TLS between nodes, with certificates of both; optional also accepts and dials plaintext
+    /// [default: required with --tls-cert, else off]
     #[arg(long, value_enum, value_name = "USE")]
     pub tls_peers: Option<TlsUse>,
 

@@ -115,7 +115,11 @@ impl ServerConfig {
                 let what = "needs a certificate; set --tls-cert and --tls-key";
                 problems.expect(false, flag, &tls, what);
             }
-            let unused = [("tls-key", &self.tls_key), ("tls-ca", &self.tls_ca)];
+            let unused = [
+                ("tls-key", &self.tls_key),
+                ("tls-ca", &self.tls_ca),
+                ("tls-client-ca", &self.tls_client_ca),
+            ];
             for (flag, file) in unused.into_iter().filter(|(_, file)| file.is_some()) {
                 problems.expect(false, flag, &shown(file), "has no effect without --tls-cert");
             }
@@ -126,7 +130,17 @@ impl ServerConfig {
             !is_requested || self.client_tls() != TlsUse::Off,
             "tls-client-auth",
             &auth,
-            "certificates of clients need TLS; set --tls-cert and --tls-key",
+            match self.tls_cert {
+                None => "certificates of clients need TLS; set --tls-cert and --tls-key",
+                Some(_) => "certificates of clients need TLS; remove --tls-clients off",
+            },
+        );
+        problems.expect(
+            is_requested || self.tls_cert.is_none() || self.tls_client_ca.is_none(),
+            "tls-client-ca",
+            &shown(&self.tls_client_ca),
+            "has no effect without certificates of clients; set --tls-client-auth required or \
+             optional",
         );
         let is_mixed = self.tls_client_auth == ClientCertificates::Required
             && self.client_tls() == TlsUse::Optional;
@@ -148,7 +162,7 @@ impl ServerConfig {
             let what = "needs a CA; set --tls-ca or --tls-client-ca";
             problems.expect(has_client_ca, "tls-client-auth", &auth, what);
             let what = "nodes verify each other with a CA; set --tls-ca, or --tls-peers off";
-            return problems.expect(self.node_rule().is_none(), "tls-cert", &cert, what);
+            problems.expect(self.node_rule().is_none(), "tls-cert", &cert, what);
         }
         if let Some(NodeRule { cluster: Some(cluster), .. }) = self.node_rule() {
             let checked = check_cluster_name(&cluster);
@@ -176,6 +190,7 @@ impl ServerConfig {
         AcceptorOptions {
             port,
             client_auth,
+            caller_ca: helix_tls::CallerCa::Clients,
             plaintext: tls.plaintext(),
             protocol: helix_tls::ALPN_H2,
             deadline: crate::limits::TLS_HANDSHAKE_WAIT_MAX,
@@ -203,14 +218,34 @@ mod tests {
         let config = ServerConfig { tls_cert, tls_key, tls_ca, ..Default::default() };
         let said = problems(&config);
         assert!(said[0].starts_with("--tls-cert /nowhere/node.pem: cannot be read"), "{said:?}");
+        let without_ca = ServerConfig { tls_ca: None, ..config.clone() };
+        assert_eq!(problems(&without_ca), said, "files are read without a CA too");
         let alone = ServerConfig { tls_key: config.tls_key, ..Default::default() };
         assert!(problems(&alone)[0].contains("without --tls-cert"));
+        let tls_client_ca = Some("/nowhere/clients.pem".into());
+        let said = problems(&ServerConfig { tls_client_ca, ..Default::default() });
+        assert_eq!(said.len(), 1, "{said:?}");
+        assert!(said[0].starts_with("--tls-client-ca /nowhere/clients.pem"), "{said:?}");
+        assert!(said[0].contains("without --tls-cert"), "{said:?}");
         let tls_clients = Some(TlsUse::Optional);
         let said = problems(&ServerConfig { tls_clients, ..Default::default() });
         assert!(said[0].starts_with("--tls-clients optional: needs a certificate"), "{said:?}");
         let tls_client_auth = ClientCertificates::Required;
         let said = problems(&ServerConfig { tls_client_auth, ..Default::default() });
         assert!(said[0].contains("need TLS"), "{said:?}");
+        let said = problems(&ServerConfig {
+            tls_client_auth,
+            tls_clients: Some(TlsUse::Off),
+            tls_cert: Some("/nowhere/node.pem".into()),
+            ..Default::default()
+        });
+        assert!(said[0].contains("remove --tls-clients off"), "{said:?}");
+        let said = problems(&ServerConfig {
+            tls_cert: Some("/nowhere/node.pem".into()),
+            tls_client_ca: Some("/nowhere/clients.pem".into()),
+            ..Default::default()
+        });
+        assert!(said[0].contains("set --tls-client-auth required"), "{said:?}");
     }
 
     #[test]
