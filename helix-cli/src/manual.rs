@@ -25,7 +25,7 @@ help hint in_flight_records is_current is_damaged is_reachable is_unread kept_in
 last_term later_files led_shards leftovers logs mb_per_sec meaning missing missing_offsets \
 new_records next_byte node_count out_of_order owned_count partition_id partitions_led pid \
 reachable_nodes read ready_segments record_bytes records_per_sec records_read reported_by \
-restart_ms revoked role rule says_healthy seconds segments shard_count shards_led streams \
+restart_ms revoked rule says_healthy seconds segments shard_count shards_led streams \
 sync_p50_us sync_p99_us target_count tls token_file torn_bytes unwritten_bytes uptime_seconds \
 used_bytes value_base64 variable wanted what why write write_after";
 

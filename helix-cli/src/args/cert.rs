@@ -18,7 +18,8 @@ pub(crate) enum CertSubcommand {
     Node(NodeCertArgs),
     /// Make the certificate of a client
     ///
-    /// Writes client-NAME.pem and client-NAME.key. The name is the common name of the certificate.
+    /// Writes client-NAME.pem and client-NAME.key. The name is the common name of the certificate,
+    /// and with --auth the principal of the client.
     Client(ClientCertArgs),
 }
 
@@ -38,7 +39,7 @@ pub(crate) struct CaArgs {
 #[derive(Debug, Args)]
 pub(crate) struct NodeCertArgs {
     /// Node id
-    #[arg(value_parser = clap::value_parser!(u64).range(1..=i64::from(u32::MAX)))]
+    #[arg(value_parser = clap::value_parser!(u64).range(1..=u64::from(u32::MAX)))]
     pub(crate) node: u64,
     /// DNS name or IP address that clients dial, once for each
     #[arg(long = "host", value_name = "HOST", required = true, value_delimiter = ',')]

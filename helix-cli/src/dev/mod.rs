@@ -85,7 +85,8 @@ const TLS_CONTEXT: &str = "dev-tls";
 fn save_context(addr: &str, tls_dir: &Path) -> anyhow::Result<()> {
     let tls_dir = std::path::absolute(tls_dir).context("find the certificates")?;
     let addr = addr.split(',').map(str::to_owned).collect();
-    let entry = ContextEntry { addr, tls: ContextTls::in_directory(&tls_dir) };
+    let tls = ContextTls::in_directory(&tls_dir);
+    let entry = ContextEntry { addr, token_file: None, tls };
     let mut contexts = Contexts::load()?;
     contexts.contexts.insert(TLS_CONTEXT.to_owned(), entry);
     contexts.save()
