@@ -37,8 +37,8 @@ RUN groupadd --gid 10001 helix \
     && install -d -o helix -g helix -m 0750 /var/lib/helix
 COPY --from=build /programs/ /usr/local/bin/
 # Listens on every address of the container's network. The advertised address is set per node; this
-# default fits one node whose port 9092 is published unchanged. There is no TLS or authentication
-# yet, so that network must be trusted.
+# default fits one node whose port 9092 is published unchanged. It has no TLS and no access control,
+# so that network must be trusted; scripts/docker/secure.yml has both.
 ENV HELIX_INSECURE=true \
     HELIX_LISTEN_ADDR=0.0.0.0:9092 \
     HELIX_ADVERTISE_ADDR=localhost:9092 \

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use helix_client::Compression;
+use helix_client::{Compression, TlsOptions};
 use helix_proto::address;
 use serde::Serialize;
 
@@ -121,6 +121,31 @@ impl LoadMode {
     }
 }
 
+/// Files of TLS.
+#[derive(Debug, Clone, Default, Args)]
+pub(crate) struct TlsFilesArgs {
+    /// CAs of the nodes, PEM; turns TLS on
+    #[arg(long, value_name = "FILE", env = "HELIX_TLS_CA")]
+    pub(crate) tls_ca: Option<PathBuf>,
+    /// Certificate of the clients, PEM
+    #[arg(long, value_name = "FILE", env = "HELIX_TLS_CERT", requires_all = ["tls_ca", "tls_key"])]
+    pub(crate) tls_cert: Option<PathBuf>,
+    /// Private key of the certificate, PEM
+    #[arg(long, value_name = "FILE", env = "HELIX_TLS_KEY", requires = "tls_cert")]
+    pub(crate) tls_key: Option<PathBuf>,
+}
+
+impl TlsFilesArgs {
+    /// Returns the settings of the clients; `None` without TLS.
+    pub(crate) fn options(&self) -> Option<TlsOptions> {
+        let options = TlsOptions::new(self.tls_ca.clone()?);
+        Some(match (&self.tls_cert, &self.tls_key) {
+            (Some(cert), Some(key)) => options.with_certificate(cert, key),
+            _ => options,
+        })
+    }
+}
+
 /// Flags of a load. A flag that does not apply to the command is rejected.
 #[derive(Debug, Clone, Default, Args)]
 pub(crate) struct LoadArgs {
@@ -132,6 +157,8 @@ pub(crate) struct LoadArgs {
         value_parser = parse_address
     )]
     pub(crate) addr: Vec<String>,
+    #[command(flatten)]
+    pub(crate) tls: TlsFilesArgs,
     #[arg(long, default_value = "default")]
     pub(crate) topic: String,
     /// Partition; -1 spreads over all partitions of the topic

@@ -58,7 +58,7 @@ impl CeilingProcess {
 
     /// Returns the same load against the ceiling.
     pub(crate) fn load(&self, load: &BenchLoad) -> BenchLoad {
-        BenchLoad { addr: vec![self.address.clone()], ..load.clone() }
+        BenchLoad { addr: vec![self.address.clone()], tls: None, ..load.clone() }
     }
 }
 

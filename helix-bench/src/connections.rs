@@ -12,7 +12,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde::Serialize;
 use tokio::task::{JoinError, JoinSet};
 
-use crate::args::{AckLevel, LoadArgs, LoadMode, bytes, duration};
+use crate::args::{AckLevel, LoadArgs, LoadMode, TlsFilesArgs, bytes, duration};
 use crate::exit;
 use crate::format::{grouped, replication_text};
 use crate::load::{BenchLoad, check_count};
@@ -41,6 +41,8 @@ pub(crate) struct ConnectionsArgs {
     /// Node addresses [default: 127.0.0.1:9092]
     #[arg(long, value_name = "HOST:PORT,..", value_delimiter = ',')]
     addr: Vec<String>,
+    #[command(flatten)]
+    tls: TlsFilesArgs,
     /// Connections at once, one row each
     #[arg(long, value_delimiter = ',', default_value = "100,1000,10000")]
     count: Vec<usize>,
@@ -140,6 +142,7 @@ impl ConnectionsPlan {
 fn load(args: &ConnectionsArgs, count: usize) -> Result<BenchLoad> {
     let load = LoadArgs {
         addr: args.addr.clone(),
+        tls: args.tls.clone(),
         topic: format!("{TOPIC_PREFIX}-{}", std::process::id()),
         size: Some(args.size),
         batch_size: Some(1),

@@ -5,6 +5,7 @@
 use std::time::Duration;
 
 use anyhow::{Result, bail, ensure};
+use helix_client::TlsOptions;
 use helix_proto::log::v1::Durability;
 use serde::Serialize;
 
@@ -18,6 +19,9 @@ use crate::stamp::STAMP_BYTES;
 pub(crate) struct BenchLoad {
     pub(crate) mode: LoadMode,
     pub(crate) addr: Vec<String>,
+    /// Not shown in results: files of this machine.
+    #[serde(skip)]
+    pub(crate) tls: Option<TlsOptions>,
     pub(crate) topic: String,
     /// `None` selects all partitions of the topic.
     pub(crate) partition: Option<u32>,
@@ -99,6 +103,7 @@ impl BenchLoad {
                 [] => vec![ADDR_DEFAULT.to_owned()],
                 addr => addr.to_vec(),
             },
+            tls: args.tls.options(),
             topic: args.topic.clone(),
             partition,
             offset: args.offset.unwrap_or(0),

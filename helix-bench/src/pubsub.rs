@@ -11,7 +11,7 @@ use anyhow::{Context, Result, ensure};
 use clap::Args;
 use serde::Serialize;
 
-use crate::args::{AckLevel, LoadArgs, LoadMode, bytes, duration};
+use crate::args::{AckLevel, LoadArgs, LoadMode, TlsFilesArgs, bytes, duration};
 use crate::delivery::PublishedTopic;
 use crate::e2e::{self, MeasuredDelivery};
 use crate::exit;
@@ -30,6 +30,8 @@ pub(crate) struct PubsubArgs {
     /// Node addresses [default: 127.0.0.1:9092]
     #[arg(long, value_name = "HOST:PORT,..", value_delimiter = ',')]
     addr: Vec<String>,
+    #[command(flatten)]
+    tls: TlsFilesArgs,
     /// Topics of one partition, created for the run and deleted after it
     #[arg(long, default_value_t = 1)]
     topics: usize,
@@ -175,6 +177,7 @@ fn load_args(
     let fitting = u32::try_from(args.batch_bytes / payload.max(1)).unwrap_or(u32::MAX);
     LoadArgs {
         addr: args.addr.clone(),
+        tls: args.tls.clone(),
         topic,
         partition: -1,
         size: Some(payload),

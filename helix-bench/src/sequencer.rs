@@ -18,7 +18,7 @@ use serde::Serialize;
 
 use self::check::{CheckOutcome, CheckStep};
 use self::order::OrderFindings;
-use crate::args::{AckLevel, LoadArgs, LoadMode, bytes, duration};
+use crate::args::{AckLevel, LoadArgs, LoadMode, TlsFilesArgs, bytes, duration};
 use crate::ceiling::CeilingProcess;
 use crate::exit;
 use crate::format::{bytes_text, replication_text};
@@ -46,6 +46,8 @@ pub(crate) struct SequencerArgs {
     /// Node addresses [default: 127.0.0.1:9092]
     #[arg(long, value_name = "HOST:PORT,..", value_delimiter = ',')]
     addr: Vec<String>,
+    #[command(flatten)]
+    tls: TlsFilesArgs,
     /// Check order, rewind, late join, cut connections and a change of leader; measure nothing
     #[arg(long)]
     pub(crate) check: bool,
@@ -192,6 +194,7 @@ impl SequencerPlan {
 fn load(args: &SequencerArgs, size: usize, batch_size: u32) -> Result<BenchLoad> {
     let load = LoadArgs {
         addr: args.addr.clone(),
+        tls: args.tls.clone(),
         topic: format!("{TOPIC_PREFIX}-{}", std::process::id()),
         size: Some(size),
         batch_size: Some(batch_size),

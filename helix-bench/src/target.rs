@@ -205,6 +205,7 @@ pub(crate) fn config(load: &BenchLoad) -> Result<Config> {
         request_timeout: REQUEST_TIMEOUT,
         seed: Some(load.seed),
         token: TokenSource::from_env()?,
+        tls: load.tls.clone(),
         ..Config::new(load.addr.iter().cloned())
     })
 }

@@ -3,6 +3,7 @@
 
 mod access;
 mod backup;
+mod cert;
 mod cluster;
 mod config;
 mod context;
@@ -21,6 +22,7 @@ use clap_complete::Shell;
 use crate::{context as contexts, exit};
 pub(crate) use access::{AclChangeArgs, AclSubcommand, TokenSubcommand, rule_text};
 pub(crate) use backup::{BackupArgs, BackupSubcommand, RestoreArgs};
+pub(crate) use cert::{CaArgs, CertSubcommand, ClientCertArgs, NodeCertArgs};
 pub(crate) use cluster::{ClusterSubcommand, HealthArgs, WaitArgs};
 pub(crate) use config::ConfigSubcommand;
 pub(crate) use context::ContextSubcommand;
@@ -28,7 +30,7 @@ pub(crate) use context::ContextSubcommand;
 pub(crate) use dev::DevPortArgs;
 pub(crate) use dev::{DemoArgs, DevArgs, DevStartArgs, DevSubcommand};
 pub(crate) use dev::{NODES_MAX, PEER_PORT_STEP, RECORD_BYTES_MIN};
-pub(crate) use global::GlobalArgs;
+pub(crate) use global::{GlobalArgs, TlsArgs};
 pub(crate) use group::{GroupResetArgs, GroupSeekArgs, GroupSubcommand, OffsetChangeArgs};
 pub(crate) use quota::QuotaSubcommand;
 pub(crate) use records::{ConsumeArgs, OffsetsArgs, ProduceArgs, TailArgs};
@@ -111,6 +113,9 @@ pub(crate) enum CliCommand {
     /// Manage contexts
     #[command(subcommand, after_help = contexts::HELP)]
     Context(ContextSubcommand),
+    /// Make certificates for TLS
+    #[command(subcommand)]
+    Cert(CertSubcommand),
     /// List and explain the settings of a node
     #[command(subcommand)]
     Config(ConfigSubcommand),
@@ -181,6 +186,7 @@ impl CliCommand {
             | Self::Check
             | Self::Config(_)
             | Self::Context(_)
+            | Self::Cert(_)
             | Self::Explain { .. }
             | Self::Cheat
             | Self::Completions { .. }
@@ -220,6 +226,7 @@ impl CliCommand {
             | Self::Wal(_)
             | Self::Config(_)
             | Self::Context(_)
+            | Self::Cert(_)
             | Self::Explain { .. }
             | Self::Cheat
             | Self::Completions { .. } => false,

@@ -17,6 +17,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use crate::exit::{CliError, Exit};
 use crate::output::message;
+use crate::tls::ContextTls;
 
 /// Maximum time from the start of a node until it is ready.
 const START_MAX: Duration = Duration::from_secs(30);
@@ -47,6 +48,8 @@ pub(crate) struct ChildNodeOptions {
     pub(crate) is_quiet: bool,
     /// Enables the admin port, which is derived from the client port.
     pub(crate) has_admin: bool,
+    /// Directory with the certificates; None without TLS.
+    pub(crate) tls_dir: Option<PathBuf>,
 }
 
 /// State of a child process.
@@ -92,6 +95,15 @@ impl ChildNodeOptions {
         match &self.data_dir {
             Some(directory) => flag("--data-dir", directory.display().to_string()),
             None => flag("--storage", "memory".to_owned()),
+        }
+        if let Some(directory) = &self.tls_dir {
+            let node_id = self.node_id;
+            let mut file =
+                |name: &str, file: String| flag(name, directory.join(file).display().to_string());
+            file("--tls-cert", format!("node-{node_id}.pem"));
+            file("--tls-key", format!("node-{node_id}.key"));
+            file("--tls-ca", "ca.pem".to_owned());
+            flag("--tls-client-auth", "required".to_owned());
         }
         arguments
     }
@@ -155,7 +167,9 @@ impl ChildNode {
     /// # Errors
     /// Fails if the node exits or the time is up; the error has the last lines of its output.
     pub(crate) async fn ready(&mut self, nodes: Option<usize>) -> anyhow::Result<()> {
-        let config = Config { attempt_timeout: START_MAX, ..Config::new([self.address()]) };
+        let tls = self.options.tls_dir.as_deref().map(ContextTls::in_directory);
+        let tls = tls.map(|tls| tls.options()).transpose()?.flatten();
+        let config = Config { attempt_timeout: START_MAX, tls, ..Config::new([self.address()]) };
         let admin = Client::new(config)?.admin();
         let address = self.address();
         let result = tokio::select! {
@@ -356,6 +370,7 @@ mod tests {
             data_dir: None,
             is_quiet: true,
             has_admin: false,
+            tls_dir: None,
         }
     }
 

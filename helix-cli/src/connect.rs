@@ -12,9 +12,10 @@ use crate::args::GlobalArgs;
 /// Timeout of the first request; long enough for a node that is starting.
 const FIRST_RESPONSE_MAX: Duration = Duration::from_secs(2);
 
-/// Returns the client's settings: the addresses and the token that the global options select.
+/// Returns the client's settings: addresses, token and TLS that the global options select.
 pub(crate) fn config(global: &GlobalArgs) -> Config {
-    Config { token: global.token.clone(), ..Config::new(global.addr.iter().cloned()) }
+    let (token, tls) = (global.token.clone(), global.tls_files.clone());
+    Config { token, tls, ..Config::new(global.addr.iter().cloned()) }
 }
 
 /// Connects to the cluster.

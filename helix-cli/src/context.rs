@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::exit::{CliError, Exit};
 use crate::files;
+use crate::tls::ContextTls;
 
 /// Address used if no other is given.
 pub(crate) const DEFAULT_ADDR: &str = "127.0.0.1:9092";
@@ -25,7 +26,8 @@ A command connects to the first of these that is set:
   --context NAME         a context: helix context add NAME --addr ...
   HELIX_ADDR             environment variable, same format as --addr
   the current context    helix context use NAME
-  127.0.0.1:9092         the default";
+  127.0.0.1:9092         the default
+TLS is on if --tls-ca is given, else if the context has a CA, else if HELIX_TLS_CA is set.";
 
 /// Content of the contexts file.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -49,6 +51,9 @@ pub(crate) struct ContextEntry {
     /// File with the token for this cluster.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) token_file: Option<PathBuf>,
+    /// Files of TLS; empty for a cluster without TLS.
+    #[serde(default, skip_serializing_if = "ContextTls::is_empty")]
+    pub(crate) tls: ContextTls,
 }
 
 /// Node addresses and the setting that they come from.
@@ -58,6 +63,8 @@ pub(crate) struct ClusterAddresses {
     pub(crate) source: String,
     /// File with the token of the context that has the addresses.
     pub(crate) token_file: Option<PathBuf>,
+    /// Files of TLS, if a context is the source.
+    pub(crate) tls: Option<ContextTls>,
 }
 
 impl Contexts {
@@ -176,15 +183,16 @@ fn select(
     contexts: impl FnOnce() -> anyhow::Result<Contexts>,
 ) -> anyhow::Result<ClusterAddresses> {
     if !addr.is_empty() {
-        let source = "--addr".to_owned();
-        return Ok(ClusterAddresses { addr: addr.to_vec(), source, token_file: None });
+        let (addr, source) = (addr.to_vec(), "--addr".to_owned());
+        return Ok(ClusterAddresses { addr, source, token_file: None, tls: None });
     }
     if let Some(name) = context {
         return contexts()?.get(name).and_then(|cluster| of_context(name, cluster));
     }
     if let Some(env) = env.filter(|env| !env.trim().is_empty()) {
         let addr = parse(env, ENV, format!("export {ENV}=HOST:PORT,..."))?;
-        return Ok(ClusterAddresses { addr, source: ENV.to_owned(), token_file: None });
+        let source = ENV.to_owned();
+        return Ok(ClusterAddresses { addr, source, token_file: None, tls: None });
     }
     let contexts = contexts()?;
     match &contexts.current {
@@ -193,6 +201,7 @@ fn select(
             addr: vec![DEFAULT_ADDR.to_owned()],
             source: "the default".to_owned(),
             token_file: None,
+            tls: None,
         }),
     }
 }
@@ -201,7 +210,8 @@ fn of_context(name: &str, cluster: &ContextEntry) -> anyhow::Result<ClusterAddre
     let source = format!("context {name}");
     let hint = format!("helix context add {name} --addr HOST:PORT,...");
     let addr = parse(&cluster.addr.join(","), &source, hint)?;
-    Ok(ClusterAddresses { addr, source, token_file: cluster.token_file.clone() })
+    let (token_file, tls) = (cluster.token_file.clone(), Some(cluster.tls.clone()));
+    Ok(ClusterAddresses { addr, source, token_file, tls })
 }
 
 #[cfg(test)]

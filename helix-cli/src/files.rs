@@ -7,7 +7,7 @@
 use std::ffi::OsString;
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
 use std::io::{self, ErrorKind, Write};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::FlockOperation;
@@ -39,6 +39,18 @@ pub(crate) fn replace(path: &Path, data: &[u8]) -> io::Result<()> {
     temporary.as_file().sync_all()?;
     temporary.persist(path).map_err(|error| error.error)?;
     sync_directory(directory)
+}
+
+/// Creates a file that must not exist, with these permissions, and syncs it.
+pub(crate) fn create_new(path: &Path, data: &[u8], mode: u32) -> io::Result<()> {
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(mode).open(path)?;
+    file.write_all(data)?;
+    file.sync_all()
+}
+
+/// Creates a directory that only the user can access, unless it exists.
+pub(crate) fn create_private_directory(path: &Path) -> io::Result<()> {
+    DirBuilder::new().recursive(true).mode(0o700).create(path)
 }
 
 /// Creates a directory and its parents, unless they exist.

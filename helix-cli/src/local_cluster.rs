@@ -20,6 +20,8 @@ pub(crate) struct ClusterPlan {
     pub(crate) is_quiet: bool,
     /// Enables the admin ports, which are derived from the client ports.
     pub(crate) has_admin: bool,
+    /// Directory with the certificates; None without TLS.
+    pub(crate) tls_dir: Option<PathBuf>,
 }
 
 /// Ports of a node.
@@ -49,6 +51,7 @@ impl ClusterPlan {
             data_dir: self.directory.as_deref().map(|directory| node_directory(directory, node_id)),
             is_quiet: self.is_quiet,
             has_admin: self.has_admin,
+            tls_dir: self.tls_dir.clone(),
         };
         numbered().map(node).collect()
     }
@@ -154,6 +157,7 @@ mod tests {
             directory: Some(PathBuf::from("data")),
             is_quiet: true,
             has_admin: false,
+            tls_dir: None,
         }
     }
 

@@ -28,6 +28,7 @@ mod result_schemas;
 mod schema;
 mod style;
 mod template;
+mod tls;
 mod units;
 
 use std::path::PathBuf;
@@ -67,6 +68,7 @@ fn main() -> ExitCode {
         CliCommand::Wal(command) => wal::run(&global, command),
         CliCommand::Config(command) => commands::config::run(&global, command),
         CliCommand::Context(command) => commands::context::run(&global, command),
+        CliCommand::Cert(command) => commands::cert::run(&global, command),
         CliCommand::Explain { reason } => explain::run(&global, reason.as_deref()),
         CliCommand::Cheat => cheat::run(),
         CliCommand::Completions { shell } => {
@@ -84,10 +86,11 @@ fn main() -> ExitCode {
     report_error(outcome, &context).into()
 }
 
-/// Selects the addresses and the token of a command that connects to a cluster.
+/// Selects the addresses, the token and the files of TLS of a command that connects to a cluster.
 fn resolve(global: &mut GlobalArgs) -> anyhow::Result<()> {
     let addresses = context::resolve(&global.addr, global.context.as_deref())?;
     global.token = token_source(global, addresses.token_file)?;
+    global.tls_files = tls::resolve(&global.tls, addresses.tls)?;
     (global.addr, global.addr_source) = (addresses.addr, addresses.source);
     Ok(())
 }
@@ -175,6 +178,7 @@ async fn run_cancellable(global: &GlobalArgs, command: &CliCommand) -> anyhow::R
         | CliCommand::Wal(_)
         | CliCommand::Config(_)
         | CliCommand::Context(_)
+        | CliCommand::Cert(_)
         | CliCommand::Explain { .. }
         | CliCommand::Cheat
         | CliCommand::Completions { .. } => unreachable!("handled by the callers"),

@@ -247,8 +247,8 @@ pub(crate) fn of(reason: ErrorReason) -> ReasonText {
         ),
         R::Unauthenticated => text(
             "the cluster does not accept the credentials of this call",
-            "no token was sent, or it is malformed, unknown, revoked or expired; the message \
-             states which",
+            "neither a token nor a client certificate was sent, the token is malformed, unknown, \
+             revoked or expired, or the certificate names no principal; the message states which",
             "helix whoami --token-file FILE\nask an administrator for a token: helix token create",
         ),
         R::PermissionDenied => text(
@@ -296,6 +296,12 @@ pub(crate) fn of_health(reason: HealthReason) -> Option<ReasonText> {
             "its time synchronization does not work, or the clock was set by hand",
             "correct the clock of the named node, and check its time synchronization\n\
              records get the time of the majority meanwhile",
+        )),
+        HealthReason::Certificate => Some(text(
+            "a certificate of a node expires soon, has expired, or cannot be replaced",
+            "it was not renewed, or its new files do not fit together or are for another node",
+            "replace the files; the node reads them without a restart\n\
+             helix cert node   makes a certificate",
         )),
         HealthReason::Unspecified
         | HealthReason::NoLeader

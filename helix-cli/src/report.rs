@@ -166,6 +166,13 @@ fn limit(error: &ClientError, why: &str) -> String {
 fn of_transport(error: &ClientError, context: &ErrorContext) -> (String, String) {
     let addr = &context.addr;
     match (error.origin, error.code) {
+        _ if error.is_tls_failure => {
+            let why = format!("no TLS connection to a node at {addr}{}", context.source());
+            let hint = "--tls-ca FILE   CA of the nodes, or HELIX_TLS_CA\n\
+                        --tls-cert FILE --tls-key FILE   certificate of this client\n\
+                        the node's log has the reason of the other side";
+            (why, hint.to_owned())
+        }
         (Origin::Service, _) => {
             let ReasonText { why, hint, .. } = reasons::of(ErrorReason::Unspecified);
             (why.to_owned(), hint.to_owned())

@@ -7,7 +7,7 @@ use serde_json::Value;
 use crate::backup::{create, restore, verify};
 use crate::commands::cluster::{TransferredLeader, health, members, tables};
 use crate::commands::{
-    access, check, config, context, explain, group, offsets, produce, quota, records, topic,
+    access, cert, check, config, context, explain, group, offsets, produce, quota, records, topic,
     version, wal,
 };
 use crate::demo::measurements::DemoMeasurements;
@@ -60,6 +60,7 @@ pub(crate) fn schema(command: &str) -> Option<Value> {
         "backup verify" => of::<verify::BackupVerification>(),
         "restore" => of::<Vec<restore::RestoreRow>>(),
         "check" => of::<Vec<check::CheckResult>>(),
+        "cert ca" | "cert node" | "cert client" => of::<Vec<cert::CertificateFilesRow>>(),
         "config list" => of::<Vec<config::SettingRow>>(),
         "config explain" => of::<config::SettingRow>(),
         "context list" => of::<Vec<context::ContextRow>>(),

@@ -181,6 +181,7 @@ pub(crate) struct CallAttempts<'a> {
     /// True once the outcome of an attempt was unknown: then the call as a whole may have been
     /// applied, regardless of later attempts.
     may_have_applied: bool,
+    last_failure: Option<Error>,
     wait: Duration,
 }
 
@@ -196,6 +197,7 @@ impl<'a> CallAttempts<'a> {
             deadline: call.since + shared.config.request_timeout + call.wait,
             retries,
             may_have_applied: false,
+            last_failure: None,
             wait: Duration::ZERO,
         }
     }
@@ -254,8 +256,16 @@ impl<'a> CallAttempts<'a> {
         match timeout_at(self.deadline.min(Instant::now() + limit), attempt).await {
             Ok(Ok(response)) => Ok(response.into_inner()),
             Ok(Err(status)) => Err(Error::from_status(&status)),
-            Err(_) => Err(Error::timed_out(self.call.name)),
+            Err(_) => Err(self.timed_out()),
         }
+    }
+
+    /// Returns the error of an attempt that took too long. If the deadline cuts the last attempt of
+    /// a read, the failure before says more.
+    fn timed_out(&self) -> Error {
+        let is_cut = self.call.repeat == Repeat::Read && Instant::now() >= self.deadline;
+        let before = self.last_failure.clone().filter(|_| is_cut);
+        before.unwrap_or_else(|| Error::timed_out(self.call.name))
     }
 
     /// Like [`CallAttempts::attempt`], but ends as soon as the called leader has been replaced.
@@ -298,6 +308,7 @@ impl<'a> CallAttempts<'a> {
             RetryDecision::Redirect => Duration::ZERO,
             RetryDecision::Wait(wait) => wait,
         };
+        self.last_failure = Some(error.clone());
         Ok(error)
     }
 

@@ -2,12 +2,13 @@
 
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tonic::transport::{Channel, Endpoint};
 
-use crate::connector;
+use crate::connector::{self, ClientTls};
 use crate::token::TokenSource;
 
 /// Settings of a [`Client`](crate::Client).
@@ -52,10 +53,44 @@ pub struct Config {
     pub seed: Option<u64>,
     /// HTTP/2 settings.
     pub transport: Transport,
-    /// Connects to nodes. Default: over TCP.
+    /// Encrypts connections and verifies nodes. Default: none, connections without TLS.
+    pub tls: Option<TlsOptions>,
+    /// Connects to nodes. A custom function excludes `tls`. Default: over TCP.
     pub dial: Dial,
     /// Source of the token that each call carries. Default: none.
     pub token: TokenSource,
+}
+
+/// Files of TLS: PEM, read again when they change, so that certificates rotate without a restart.
+///
+/// A new connection uses the files as they are then; if they are not valid, those before. The CAs
+/// of the operating system are not used.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct TlsOptions {
+    /// CAs that sign the certificates of the nodes; at least one. A file may have several CAs.
+    pub ca_files: Vec<PathBuf>,
+    /// Certificate of the client, followed by its intermediate certificates, and its private key.
+    /// Default: none, an anonymous client.
+    pub certificate: Option<(PathBuf, PathBuf)>,
+    /// Name that the certificates of all nodes must have. Default: the host of the address.
+    pub server_name: Option<String>,
+}
+
+impl TlsOptions {
+    /// Returns the options of a client without a certificate that trusts the CAs of a file.
+    pub fn new(ca_file: impl Into<PathBuf>) -> Self {
+        Self { ca_files: vec![ca_file.into()], ..Self::default() }
+    }
+
+    /// Sets the certificate of the client and its private key.
+    #[must_use]
+    pub fn with_certificate(
+        self,
+        certificate: impl Into<PathBuf>,
+        key: impl Into<PathBuf>,
+    ) -> Self {
+        Self { certificate: Some((certificate.into(), key.into())), ..self }
+    }
 }
 
 type Connect = dyn Fn(&Endpoint) -> Channel + Send + Sync;
@@ -71,11 +106,15 @@ impl Dial {
     }
 
     /// Returns a channel that connects on first use.
-    pub(crate) fn lazily(&self, endpoint: &Endpoint) -> Channel {
+    pub(crate) fn lazily(&self, endpoint: &Endpoint, tls: Option<&Arc<ClientTls>>) -> Channel {
         match &self.0 {
             Some(connect) => connect(endpoint),
-            None => connector::connect_lazily(endpoint),
+            None => connector::connect_lazily(endpoint, tls),
         }
+    }
+
+    pub(crate) fn is_custom(&self) -> bool {
+        self.0.is_some()
     }
 }
 
@@ -89,6 +128,12 @@ impl Config {
     /// Returns the defaults with these bootstrap addresses.
     pub fn new<E: Into<String>>(endpoints: impl IntoIterator<Item = E>) -> Self {
         Self { endpoints: endpoints.into_iter().map(Into::into).collect(), ..Self::default() }
+    }
+
+    /// Encrypts the connections.
+    #[must_use]
+    pub fn with_tls(self, tls: TlsOptions) -> Self {
+        Self { tls: Some(tls), ..self }
     }
 }
 
@@ -108,6 +153,7 @@ impl Default for Config {
             heartbeat_timeout: Duration::from_secs(15),
             seed: None,
             transport: Transport::default(),
+            tls: None,
             dial: Dial::default(),
             token: TokenSource::none(),
         }

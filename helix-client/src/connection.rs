@@ -18,18 +18,27 @@ use tonic::transport::Endpoint;
 
 use crate::authorized_channel::AuthorizedChannel;
 use crate::config::Config;
+use crate::connector::ClientTls;
 use crate::error::{Error, Result};
 
 /// The connections of one client, by address.
 #[derive(Debug)]
 pub(crate) struct ConnectionCache {
     config: Config,
+    tls: Option<Arc<ClientTls>>,
     nodes: Mutex<HashMap<String, Connection>>,
 }
 
 impl ConnectionCache {
-    pub(crate) fn new(config: Config) -> Self {
-        Self { config, nodes: Mutex::default() }
+    /// # Errors
+    /// `INVALID_ARGUMENT` if the files of TLS are not valid.
+    pub(crate) fn new(config: Config) -> Result<Self> {
+        if config.tls.is_some() && config.dial.is_custom() {
+            let what = "a custom dial function makes its own TLS; leave out the TLS options";
+            return Err(Error::client(Code::InvalidArgument, what));
+        }
+        let tls = config.tls.as_ref().map(ClientTls::open).transpose()?;
+        Ok(Self { config, tls, nodes: Mutex::default() })
     }
 
     /// Returns the connection to an address without waiting; the first call connects.
@@ -42,7 +51,7 @@ impl ConnectionCache {
         if let Some(connection) = nodes.get(address) {
             return Ok(connection.clone());
         }
-        let connection = Connection::new(address, &self.config)?;
+        let connection = Connection::new(address, &self.config, self.tls.as_ref())?;
         nodes.insert(address.to_owned(), connection.clone());
         Ok(connection)
     }
@@ -70,12 +79,12 @@ struct ServiceClients {
 }
 
 impl Connection {
-    fn new(address: &str, config: &Config) -> Result<Self> {
+    fn new(address: &str, config: &Config, tls: Option<&Arc<ClientTls>>) -> Result<Self> {
         let endpoint = endpoint(address, config)?;
         let count = config.connections_per_node.max(1);
         let bytes_max = config.transport.message_bytes_max;
         let connect = |_| {
-            let channel = config.dial.lazily(&endpoint);
+            let channel = config.dial.lazily(&endpoint, tls);
             ServiceClients::new(AuthorizedChannel::new(channel, config.token.clone()), bytes_max)
         };
         let channels = (0..count).map(connect).collect();
@@ -173,7 +182,8 @@ fn invalid(address: &str, what: &dyn fmt::Display) -> Error {
 
 fn endpoint(address: &str, config: &Config) -> Result<Endpoint> {
     let transport = &config.transport;
-    let uri = format!("http://{}", parse_address(address)?);
+    let scheme = if config.tls.is_some() { "https" } else { "http" };
+    let uri = format!("{scheme}://{}", parse_address(address)?);
     let endpoint = Endpoint::from_shared(uri).map_err(|error| invalid(address, &error))?;
     Ok(endpoint
         .connect_timeout(config.connect_timeout)

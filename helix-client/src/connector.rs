@@ -1,42 +1,100 @@
-//! TCP connections that send a request's headers in one packet with its body.
+//! TCP connections that send a request's headers in one packet with its body, with TLS or without.
 
+use std::error::Error as StdError;
+use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use futures_util::future::BoxFuture;
+use helix_tls::{CertificateFiles, CertificateStore, HandshakeError, ServerRule, TlsSocket};
 use helix_transport::{CoalescedIo, FlushPolicy};
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
+use tonic::Code;
 use tonic::codegen::Service;
 use tonic::codegen::http::Uri;
 use tonic::transport::{Channel, Endpoint};
 
+use crate::config::TlsOptions;
+use crate::error::{Error, Result};
+
+/// Age from which on a new connection reads the certificate files again.
+const FILES_AGE_MAX: Duration = Duration::from_secs(1);
+
+/// TLS of a client's connections.
+#[derive(Debug)]
+pub(crate) struct ClientTls {
+    connector: helix_tls::Connector,
+    server_name: Option<String>,
+}
+
+impl ClientTls {
+    /// Reads the files.
+    ///
+    /// # Errors
+    /// `INVALID_ARGUMENT` if a file cannot be read or is not valid.
+    pub(crate) fn open(options: &TlsOptions) -> Result<Arc<Self>> {
+        let invalid = |what: String| Error::client(Code::InvalidArgument, format!("TLS: {what}"));
+        let (certificate, key) = options.certificate.clone().unzip();
+        let files =
+            CertificateFiles { certificate, key, ca: options.ca_files.clone(), client_ca: vec![] };
+        let store = CertificateStore::open(files, None);
+        let store = store.map_err(|error| invalid(error.to_string()))?;
+        let connector = helix_tls::Connector::new(store, ServerRule::HostName).map_err(invalid)?;
+        Ok(Arc::new(Self { connector, server_name: options.server_name.clone() }))
+    }
+
+    async fn encrypt(
+        &self,
+        tcp: TcpStream,
+        host: &str,
+    ) -> std::result::Result<TlsSocket<TcpStream>, HandshakeError> {
+        self.connector.store().refresh_if_older(FILES_AGE_MAX);
+        self.connector.connect(tcp, self.server_name.as_deref().unwrap_or(host)).await
+    }
+}
+
 /// Returns a channel that connects on first use.
-pub(crate) fn connect_lazily(endpoint: &Endpoint) -> Channel {
+pub(crate) fn connect_lazily(endpoint: &Endpoint, tls: Option<&Arc<ClientTls>>) -> Channel {
     let mut tcp = HttpConnector::new();
     tcp.enforce_http(false);
     tcp.set_nodelay(endpoint.get_tcp_nodelay());
     // Divided among the addresses that a name resolves to.
     tcp.set_connect_timeout(endpoint.get_connect_timeout());
-    endpoint.connect_with_connector_lazy(Connector(tcp))
+    endpoint.connect_with_connector_lazy(SocketConnector { tcp, tls: tls.cloned() })
 }
 
-struct Connector(HttpConnector);
+struct SocketConnector {
+    tcp: HttpConnector,
+    tls: Option<Arc<ClientTls>>,
+}
 
-impl Service<Uri> for Connector {
-    type Response = TokioIo<CoalescedIo<TcpStream>>;
-    type Error = <HttpConnector as Service<Uri>>::Error;
-    type Future = BoxFuture<'static, Result<Self::Response, Self::Error>>;
+type ConnectFailure = Box<dyn StdError + Send + Sync>;
 
-    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
-        self.0.poll_ready(context)
+impl Service<Uri> for SocketConnector {
+    type Response = TokioIo<CoalescedIo<TlsSocket<TcpStream>>>;
+    type Error = ConnectFailure;
+    type Future = BoxFuture<'static, std::result::Result<Self::Response, ConnectFailure>>;
+
+    fn poll_ready(
+        &mut self,
+        context: &mut Context<'_>,
+    ) -> Poll<std::result::Result<(), ConnectFailure>> {
+        self.tcp.poll_ready(context).map_err(Into::into)
     }
 
     fn call(&mut self, uri: Uri) -> Self::Future {
-        let connecting = self.0.call(uri);
+        let host = uri.host().unwrap_or_default().to_owned();
+        let connecting = self.tcp.call(uri);
+        let tls = self.tls.clone();
         Box::pin(async move {
             let tcp = connecting.await?.into_inner();
-            Ok(TokioIo::new(CoalescedIo::new(tcp, FlushPolicy::DeferAll)))
+            let socket = match tls {
+                Some(tls) => tls.encrypt(tcp, &host).await.map_err(HandshakeError::into_io)?,
+                None => TlsSocket::plain(tcp),
+            };
+            Ok(TokioIo::new(CoalescedIo::new(socket, FlushPolicy::DeferAll)))
         })
     }
 }

@@ -4,11 +4,13 @@
 
 use std::error::Error as StdError;
 use std::fmt;
+use std::io;
 use std::ops::Deref;
 use std::time::Duration;
 
 use helix_proto::error::{self as wire, StatusDetails};
 use helix_proto::log::v1::{ErrorReason, LeaderHint, Watermarks};
+use helix_tls::HandshakeError;
 use tonic::{Code, ConnectError, Status};
 
 /// Result of a call to the service.
@@ -56,6 +58,11 @@ pub struct Failure {
     pub retry_after: Option<Duration>,
     /// An earlier batch failed with this error, and this batch was therefore not appended.
     pub is_from_earlier_batch: bool,
+    /// The TLS handshake failed, or the node requires TLS: check the [TLS options] and the
+    /// certificates.
+    ///
+    /// [TLS options]: crate::TlsOptions
+    pub is_tls_failure: bool,
     /// Description for humans.
     pub message: String,
 }
@@ -133,10 +140,14 @@ impl Error {
                 status.code(),
                 Code::Unimplemented | Code::Unauthenticated | Code::PermissionDenied
             );
+        let tls_problem = tls_problem(status);
+        let was_not_applied = is_rejected || tls_problem.is_some() || is_unsent(status);
+        let message = tls_problem.map_or_else(|| innermost(status), str::to_owned);
         Self::new(Failure {
             retryable: is_broken || is_transient,
-            may_have_applied: !is_rejected && !is_unsent(status),
-            ..Failure::plain(Origin::Transport, status.code(), innermost(status))
+            may_have_applied: !was_not_applied,
+            is_tls_failure: tls_problem.is_some() || is_failed_handshake(status),
+            ..Failure::plain(Origin::Transport, status.code(), message)
         })
     }
 
@@ -246,6 +257,7 @@ impl Failure {
             member_epoch: None,
             retry_after: None,
             is_from_earlier_batch: false,
+            is_tls_failure: false,
             message,
         }
     }
@@ -299,6 +311,36 @@ impl From<Status> for Error {
 /// Returns true if the connect failed, so that the request was not sent.
 fn is_unsent(status: &Status) -> bool {
     chain(status).any(|error| error.is::<ConnectError>())
+}
+
+/// Returns true if the handshake of a new connection failed.
+fn is_failed_handshake(status: &Status) -> bool {
+    // The source of an I/O error is that of the error within.
+    let within = |error: &(dyn StdError + 'static)| {
+        let inner = error.downcast_ref::<io::Error>()?.get_ref()?;
+        inner.downcast_ref::<HandshakeError>().map(|_| ())
+    };
+    chain(status).any(|error| within(error).is_some())
+}
+
+/// Problems of a handshake that appear once the connection is in use, by their text. The node has
+/// not handled a request then: HTTP/2 keeps only the text of such an error.
+const TLS_PROBLEMS: [(&str, &str); 8] = [
+    ("this port requires TLS", "the node requires TLS; set the CA file that signs its certificate"),
+    ("alert: CertificateRequired", "the node requires a client certificate; set one with its key"),
+    ("alert: UnknownCA", "the node trusts no CA that signed the client certificate"),
+    ("alert: CertificateExpired", "the client certificate has expired; renew it"),
+    ("alert: BadCertificate", "the node rejects the client certificate; see its log"),
+    ("alert: CertificateUnknown", "the node rejects the client certificate; see its log"),
+    ("alert: UnsupportedCertificate", "the node rejects the client certificate; see its log"),
+    ("alert: DecryptError", "the node trusts no CA that signed the client certificate"),
+];
+
+/// Returns a description of the TLS problem that broke a connection, if that is the cause.
+fn tls_problem(status: &Status) -> Option<&'static str> {
+    let inner = chain(status).last()?.to_string();
+    let known = TLS_PROBLEMS.iter().find(|(text, _)| inner.contains(text));
+    known.map(|(_, problem)| *problem)
 }
 
 /// Returns the message with that of the innermost source: outer ones only say "transport error".

@@ -88,7 +88,7 @@ pub use append::{Ack, AppendOptions, IntoBatch};
 pub use authorized_channel::AuthorizedChannel;
 pub use client::Client;
 pub use compression::{BatchCompressor, Compression};
-pub use config::{Config, Dial, Transport};
+pub use config::{Config, Dial, TlsOptions, Transport};
 pub use connection::Connection;
 pub use consumer::{
     Batches, ConsumedRecord, Consumer, Event, FetchOptions, OnRecreate, Position, ReadOptions,

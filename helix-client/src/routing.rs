@@ -127,7 +127,7 @@ impl Routing {
             *endpoint = parse_address(endpoint)?;
         }
         Ok(Self {
-            connections: ConnectionCache::new(config.clone()),
+            connections: ConnectionCache::new(config.clone())?,
             config,
             table: Mutex::default(),
             querying: tokio::sync::Mutex::default(),

@@ -169,7 +169,7 @@ async fn run(
     for (flag, addr) in config.exposed() {
         tracing::warn!(
             flag, %addr,
-            "listening without encryption (--insecure)"
+            "other machines reach this address without TLS and credentials (--insecure)"
         );
     }
     log_limits(&config);

@@ -191,6 +191,17 @@ pub const CALLS_PER_CONNECTION_MIN: usize = 16;
 pub const HANDSHAKE_WAIT_MAX: Duration = Duration::from_secs(10);
 pub const HANDSHAKE_BYTES: u64 = 24 + 9;
 
+/// Time for a TLS handshake, and the open handshakes of the clients' port: a further one ends the
+/// oldest. Each takes up to some 80 KiB. With 500 new handshakes a second each gets half a second.
+pub const TLS_HANDSHAKE_WAIT_MAX: Duration = Duration::from_secs(10);
+pub const TLS_HANDSHAKES_MAX: usize = 256;
+
+/// Open TLS handshakes of the peer port and of the admin port. A node makes four for each peer.
+pub const TLS_HANDSHAKES_OF_NODES_MAX: usize = 64;
+
+/// Time before a certificate expires from which on the health of the node warns.
+pub const CERTIFICATE_WARNING: Duration = Duration::from_secs(14 * 24 * 3600);
+
 /// Interval of pings on an idle connection, and the time for a ping's response. Each end of a dead
 /// connection notices within the sum.
 pub const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(20);

@@ -1,15 +1,18 @@
 //! Starts and stops a server: a node, its transport and its admin port.
 //! Embeddable: handles no signals, prints nothing and never ends the process.
 
+mod tls;
+
 use std::fmt::{self, Display};
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use helix_tls::Acceptor;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
-use tokio_util::sync::CancellationToken;
+use tokio_util::sync::{CancellationToken, DropGuard};
 use tonic::service::Routes;
 
 use crate::admin::AdminServer;
@@ -22,10 +25,11 @@ use crate::error::Error;
 use crate::file_limit::{self, FileBudget, FileLimitTooLow};
 use crate::limits;
 use crate::node::{
-    AuthMode, LogLimits, Node, NodeInfo, NodeSettings, NodeStorage, StorageKind, TokenFile,
-    make_first_token,
+    AuthMode, LogLimits, Network, Node, NodeInfo, NodeSettings, NodeStorage, StorageKind,
+    TokenFile, make_first_token,
 };
 use crate::transport::{self, ClientLoad, Listener, MeterLayer, Services};
+use tls::PortsTls;
 
 /// Reason why a server did not start.
 #[derive(Debug, thiserror::Error)]
@@ -47,6 +51,8 @@ pub enum StartError {
          address, choose another one with --admin-addr, or close it with --admin-addr off"
     )]
     AdminListen { addr: SocketAddr, error: io::Error },
+    #[error("cannot use the certificates: {0}")]
+    Tls(String),
     #[error("cannot start the runtime: {0}")]
     Runtime(io::Error),
     #[error(transparent)]
@@ -58,6 +64,15 @@ pub enum StartError {
 /// Starts servers.
 #[derive(Debug)]
 pub struct Server;
+
+/// The ports of a server beside its listener.
+struct Ports {
+    local_addr: SocketAddr,
+    endpoint: String,
+    admin: Option<AdminServer>,
+    files: FileBudget,
+    tls: PortsTls,
+}
 
 /// A running server. Dropping the handle does not stop the server; the end of its runtime does.
 #[derive(Debug)]
@@ -71,6 +86,10 @@ pub struct RunningServer {
     /// Stops accepting connections and asks the open ones to end.
     closing: CancellationToken,
     serving: JoinHandle<()>,
+    is_encrypted: bool,
+    is_admin_encrypted: bool,
+    /// Ends the watch of the certificate files.
+    _certificates: Option<DropGuard>,
 }
 
 impl Server {
@@ -86,8 +105,9 @@ impl Server {
         // Before the data is opened, so that an address in use is reported at once.
         let listener = TcpListener::bind(addr).await.map_err(listen_error)?;
         let local_addr = listener.local_addr().map_err(listen_error)?;
+        let tls = PortsTls::open(&config)?;
         let admin = match config.admin_listen_addr() {
-            Some(addr) => Some(open_admin(addr).await?),
+            Some(addr) => Some(open_admin(addr, tls.admin.clone()).await?),
             None => None,
         };
         let settings = node_settings(&config, &files);
@@ -100,7 +120,11 @@ impl Server {
             let peer_listener = TcpListener::bind(addr)
                 .await
                 .map_err(|error| StartError::PeerListen { addr, error })?;
-            Node::open_among(settings, peers, peer_listener).await?
+            let network = match tls.peers.clone() {
+                Some(tls) => Network::over_tls(peer_listener, tls),
+                None => Network::from(peer_listener),
+            };
+            Node::open_among(settings, peers, network).await?
         };
         if let Some(path) = config.first_token_file() {
             let file = Box::new(FirstTokenFile(SecretFile::new(path)));
@@ -108,7 +132,8 @@ impl Server {
         }
         warn_of_log_memory(&config, node.shards().len() as u64);
         let endpoint = config.advertise_addr.unwrap_or_else(|| local_addr.to_string());
-        Self::serve_with(node, local_addr, endpoint, admin, files, listener).await
+        let ports = Ports { local_addr, endpoint, admin, files, tls };
+        Self::serve_with(node, ports, listener).await
     }
 
     /// Serves an open node on the connections of any listener, also of a simulated one.
@@ -122,17 +147,20 @@ impl Server {
         listener: L,
     ) -> Result<RunningServer, StartError> {
         let files = FileBudget::in_memory(file_limit::current());
-        Self::serve_with(node, local_addr, endpoint, None, files, listener).await
+        let tls = PortsTls::default();
+        let ports = Ports { local_addr, endpoint, admin: None, files, tls };
+        Self::serve_with(node, ports, listener).await
     }
 
     async fn serve_with<L: Listener>(
         node: Arc<Node>,
-        local_addr: SocketAddr,
-        endpoint: String,
-        admin: Option<AdminServer>,
-        files: FileBudget,
+        ports: Ports,
         listener: L,
     ) -> Result<RunningServer, StartError> {
+        let Ports { local_addr, endpoint, admin, files, tls } = ports;
+        if let Some(report) = tls.report() {
+            node.set_tls(report);
+        }
         if let Err(error) = node.announce(endpoint).await {
             node.close().await;
             return Err(error.into());
@@ -149,9 +177,25 @@ impl Server {
         let services = Services::new(&node, &load, others);
         let closing = CancellationToken::new();
         let meter = MeterLayer::new(node.metrics());
-        let serving = transport::serve(listener, services, meter, load.clone(), closing.clone());
+        let is_encrypted = tls.clients.is_some();
+        let is_admin_encrypted = tls.admin.is_some();
+        let _certificates = tls.watch();
+        let clients = tls.clients;
+        let serving =
+            transport::serve(listener, services, meter, load.clone(), clients, closing.clone());
         let serving = tokio::spawn(serving);
-        Ok(RunningServer { node, local_addr, load, admin, leaving, closing, serving })
+        Ok(RunningServer {
+            node,
+            local_addr,
+            load,
+            admin,
+            leaving,
+            closing,
+            serving,
+            is_encrypted,
+            is_admin_encrypted,
+            _certificates,
+        })
     }
 }
 
@@ -214,7 +258,16 @@ impl RunningServer {
         let (sync_p50_us, sync_p99_us) = self.node.sync_probe();
         let info = self.node.info();
         let (local_addr, admin_addr) = (self.local_addr, self.admin_addr());
-        Banner { info, local_addr, admin_addr, sync_p50_us, sync_p99_us }
+        let Self { is_encrypted, is_admin_encrypted, .. } = *self;
+        Banner {
+            info,
+            local_addr,
+            admin_addr,
+            is_encrypted,
+            is_admin_encrypted,
+            sync_p50_us,
+            sync_p99_us,
+        }
     }
 }
 
@@ -224,13 +277,15 @@ pub struct Banner {
     info: NodeInfo,
     local_addr: SocketAddr,
     admin_addr: Option<SocketAddr>,
+    is_encrypted: bool,
+    is_admin_encrypted: bool,
     sync_p50_us: u64,
     sync_p99_us: u64,
 }
 
 impl Display for Banner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { info, local_addr, admin_addr, sync_p50_us, sync_p99_us } = self;
+        let Self { info, local_addr, sync_p50_us, sync_p99_us, .. } = self;
         writeln!(f, "helix-server {}, node {}", info.version, info.node_id)?;
         match info.storage {
             StorageKind::Durable => {
@@ -251,8 +306,12 @@ impl Display for Banner {
         if info.endpoint != local_addr.to_string() {
             writeln!(f, "  advertised  {}", info.endpoint)?;
         }
-        if let Some(admin_addr) = admin_addr {
-            writeln!(f, "  admin       http://{admin_addr}/metrics")?;
+        if let Some(admin_addr) = self.admin_addr {
+            let scheme = if self.is_admin_encrypted { "https" } else { "http" };
+            writeln!(f, "  admin       {scheme}://{admin_addr}/metrics")?;
+        }
+        if self.is_encrypted {
+            return write!(f, "  listening   {local_addr} (TLS)");
         }
         write!(f, "  listening   {local_addr}")
     }
@@ -279,9 +338,12 @@ impl TokenFile for FirstTokenFile {
     }
 }
 
-async fn open_admin(addr: SocketAddr) -> Result<AdminServer, StartError> {
+async fn open_admin(
+    addr: SocketAddr,
+    tls: Option<Arc<Acceptor>>,
+) -> Result<AdminServer, StartError> {
     let error = |error| StartError::AdminListen { addr, error };
-    AdminServer::open(TcpListener::bind(addr).await.map_err(error)?).map_err(error)
+    AdminServer::open(TcpListener::bind(addr).await.map_err(error)?, tls).map_err(error)
 }
 
 fn node_settings(config: &ServerConfig, files: &FileBudget) -> NodeSettings {

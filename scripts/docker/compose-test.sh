@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Tests docker-compose.yml: stops, kills and isolates one of three nodes at a time while helix-bench
 # writes. Every write run reads acknowledged records back, and fails if a record is missing,
-# duplicated or changed.
+# duplicated or changed. Ends with the secure variant, scripts/docker/secure.yml.
 #   scripts/docker/compose-test.sh            about two minutes
 # HELIX_IMAGE (helix:latest) must exist: `docker compose build` or scripts/docker/local-image.sh.
 # HELIX_TEST_SECONDS (8) is the duration of a write run; its fault comes in the middle.
@@ -49,6 +49,9 @@ end() {
         compose logs --tail=40 --no-color >&2 || true
     fi
     docker rm -f "$project-bench" >/dev/null 2>&1 || true
+    # Its files belong to the containers' user.
+    [ ! -d "$work/tls" ] || docker run --rm --user 0 -v "$work:/work" "$HELIX_IMAGE" \
+        rm -rf /work/tls || true
     compose down -v >/dev/null 2>&1 || echo "compose-test: cannot remove $project" >&2
     rm -rf "$work"
     exit "$status"
@@ -176,4 +179,24 @@ in_node helix-bench read --addr helix-1:9092 --topic "$topic" --partition -1 --c
 [ "$(verified read)" = "$written" ] || fail "$written written, $(verified read) read by the bench"
 lines=$(in_node helix -q -o json consume "$topic" | wc -l)
 [ "$lines" = "$written" ] || fail "$written written, $lines read by the CLI"
+
+say "the secure variant, with new volumes"
+compose down -v >/dev/null 2>&1
+export HELIX_TLS_DIR=$work/tls
+scripts/docker/certificates.sh "$HELIX_TLS_DIR" 2>/dev/null || fail "no certificates"
+files=(-f docker-compose.yml -f scripts/docker/secure.yml)
+compose up -d --no-build >/dev/null 2>&1 || fail "up of the secure variant failed"
+for node in 1 2 3; do within_a_minute "helix-$node healthy" is_healthy "$node"; done
+if on_host helix topic list >"$work/last" 2>&1; then fail "a client without TLS was served"; fi
+grep -q "requires TLS" "$work/last" || { cat "$work/last" >&2; fail "the error has no reason"; }
+tools() {
+    docker run --rm -i --network host -e HELIX_ADDR="$addr" -v "$HELIX_TLS_DIR/client:/tls:ro" \
+        -e HELIX_TLS_CA=/tls/ca.pem -e HELIX_TLS_CERT=/tls/client.pem \
+        -e HELIX_TLS_KEY=/tls/client.key "$HELIX_IMAGE" "$@"
+}
+within_a_minute "the secure cluster healthy" tools helix cluster health
+tools helix topic create "$topic" --partitions 3 --replication-factor 3 >/dev/null
+seq 100 | tools helix -q produce "$topic" >/dev/null
+lines=$(tools helix -q -o json consume "$topic" | wc -l)
+[ "$lines" = 100 ] || fail "100 written over TLS, $lines read"
 say "done: $written records, none missing or duplicated"

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use helix_client::Client;
 use serde::Serialize;
 use tokio::sync::{Semaphore, watch};
@@ -70,6 +70,7 @@ impl CheckStep {
 /// # Errors
 /// The cluster cannot be reached, or a task panicked.
 pub(super) async fn run(load: &BenchLoad, target: &BenchTarget) -> Result<Vec<CheckStep>> {
+    ensure!(load.tls.is_none(), "--check cuts its own connections, which have no TLS");
     let stream = EventStream::at_end(load, target).await?;
     let total = load.run.records.context("the check has a number of messages")?;
     let budget = SendBudget::closed_loop(load.run);

@@ -6,8 +6,8 @@ use clap::Subcommand;
 pub(crate) enum ContextSubcommand {
     /// Add a context, or change its addresses
     ///
-    /// Stores the addresses of --addr, and the path of --token-file, under the name. The first
-    /// context becomes the current one.
+    /// Stores the addresses of --addr, and the files of --token-file and of the --tls options,
+    /// under the name. The first context becomes the current one.
     Add {
         /// Name of the context
         name: String,

@@ -62,6 +62,9 @@ pub(crate) struct DevStartArgs {
     /// Keep data in memory: nothing is synced, nothing survives
     #[arg(long, conflicts_with_all = ["keep", "dir"])]
     pub(crate) memory: bool,
+    /// Make certificates, and a context that uses them; TLS is then required
+    #[arg(long, conflicts_with = "memory")]
+    pub(crate) tls: bool,
     /// Keep the data directory on exit
     #[arg(long)]
     pub(crate) keep: bool,

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use helix_client::TokenSource;
+use helix_client::{TlsOptions, TokenSource};
 use helix_proto::address;
 
 use crate::format::OutputFormat;
@@ -26,6 +26,8 @@ pub(crate) struct GlobalArgs {
     /// File with the token of this client [env: HELIX_TOKEN_FILE, or HELIX_TOKEN with the token]
     #[arg(long, global = true, value_name = "FILE")]
     pub(crate) token_file: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) tls: TlsArgs,
     /// Print results in this format
     #[arg(short, long, global = true, value_enum, default_value_t, value_name = "FORMAT")]
     pub(crate) output: OutputFormat,
@@ -41,6 +43,27 @@ pub(crate) struct GlobalArgs {
     /// Token that calls carry.
     #[arg(skip)]
     pub(crate) token: TokenSource,
+    /// Files of TLS, from the options, the context or the environment.
+    #[arg(skip)]
+    pub(crate) tls_files: Option<TlsOptions>,
+}
+
+/// Options of TLS.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Args)]
+#[command(next_help_heading = "Global options")]
+pub(crate) struct TlsArgs {
+    /// CAs of the nodes, PEM; turns TLS on [env: HELIX_TLS_CA]
+    #[arg(long, global = true, value_name = "FILE")]
+    pub(crate) tls_ca: Option<PathBuf>,
+    /// Certificate of this client, PEM [env: HELIX_TLS_CERT]
+    #[arg(long, global = true, value_name = "FILE")]
+    pub(crate) tls_cert: Option<PathBuf>,
+    /// Private key of the certificate, PEM [env: HELIX_TLS_KEY]
+    #[arg(long, global = true, value_name = "FILE")]
+    pub(crate) tls_key: Option<PathBuf>,
+    /// Name that the certificates of all nodes must have
+    #[arg(long, global = true, value_name = "NAME")]
+    pub(crate) tls_server_name: Option<String>,
 }
 
 /// Parses the address of a node; the port may be missing.

@@ -5,10 +5,11 @@ use anyhow::Context as _;
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use crate::args::{ContextSubcommand, GlobalArgs};
+use crate::args::{ContextSubcommand, GlobalArgs, TlsArgs};
 use crate::context::{ContextEntry, Contexts, path};
 use crate::exit::{CliError, Exit};
 use crate::output::{Output, message};
+use crate::tls::ContextTls;
 
 /// A context.
 #[derive(Debug, Serialize, JsonSchema)]
@@ -21,6 +22,8 @@ pub(crate) struct ContextRow {
     addr: Vec<String>,
     /// File with the token; absent without one
     token_file: Option<String>,
+    /// True if connections have TLS
+    tls: bool,
 }
 
 pub(crate) fn run(global: &GlobalArgs, command: &ContextSubcommand) -> anyhow::Result<()> {
@@ -37,7 +40,8 @@ pub(crate) fn run(global: &GlobalArgs, command: &ContextSubcommand) -> anyhow::R
                 Some(path) => Some(std::path::absolute(path).context("find the token file")?),
                 None => None,
             };
-            let entry = ContextEntry { token_file, ..context_entry(name, &global.addr)? };
+            let entry = context_entry(name, &global.addr, &global.tls)?;
+            let entry = ContextEntry { token_file, ..entry };
             contexts.contexts.insert(name.clone(), entry);
             if *make_current || contexts.current.is_none() {
                 contexts.switch_to(name)?;
@@ -57,7 +61,7 @@ pub(crate) fn run(global: &GlobalArgs, command: &ContextSubcommand) -> anyhow::R
     Ok(())
 }
 
-fn context_entry(name: &str, addr: &[String]) -> anyhow::Result<ContextEntry> {
+fn context_entry(name: &str, addr: &[String], tls: &TlsArgs) -> anyhow::Result<ContextEntry> {
     let is_name = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
     if name.is_empty() || name == "-" || !name.chars().all(is_name) {
         let failure = CliError::new(Exit::Usage, format!("invalid context name {name:?}"));
@@ -67,7 +71,9 @@ fn context_entry(name: &str, addr: &[String]) -> anyhow::Result<ContextEntry> {
         let failure = CliError::new(Exit::Usage, "the addresses of the context are missing");
         return Err(failure.hint(format!("helix context add {name} --addr HOST:PORT,...")).into());
     }
-    Ok(ContextEntry { addr: addr.to_vec(), token_file: None })
+    let tls = ContextTls::of_args(tls);
+    tls.options()?;
+    Ok(ContextEntry { addr: addr.to_vec(), token_file: None, tls })
 }
 
 fn rows(contexts: &Contexts) -> Vec<ContextRow> {
@@ -76,6 +82,7 @@ fn rows(contexts: &Contexts) -> Vec<ContextRow> {
         is_current: contexts.current.as_ref() == Some(name),
         addr: entry.addr.clone(),
         token_file: entry.token_file.as_ref().map(|path| path.display().to_string()),
+        tls: !entry.tls.is_empty(),
     };
     contexts.contexts.iter().map(row).collect()
 }
@@ -87,10 +94,10 @@ mod tests {
     #[test]
     fn requires_valid_name_and_addresses() {
         let addr = ["n1:9092".to_owned()];
-        assert_eq!(context_entry("prod-1.eu", &addr).unwrap().addr, addr);
-        assert!(context_entry("prod", &[]).is_err());
+        assert_eq!(context_entry("prod-1.eu", &addr, &TlsArgs::default()).unwrap().addr, addr);
+        assert!(context_entry("prod", &[], &TlsArgs::default()).is_err());
         for name in ["", "-", "a b", "a/b"] {
-            assert!(context_entry(name, &addr).is_err(), "{name:?}");
+            assert!(context_entry(name, &addr, &TlsArgs::default()).is_err(), "{name:?}");
         }
     }
 }

@@ -2,6 +2,7 @@
 //! `output` and `report` print results and errors.
 
 pub(crate) mod access;
+pub(crate) mod cert;
 pub(crate) mod cheat;
 pub(crate) mod check;
 pub(crate) mod cluster;

@@ -311,9 +311,7 @@ impl From<proto::TopicConfig> for Config {
     fn from(config: proto::TopicConfig) -> Self {
         let retention_time = config.retention_time.and_then(|it| time::duration(it).ok());
         Self {
-            retention_time: retention_time
-                .filter(|time| *time != Default::default())
-                .map(units::duration),
+            retention_time: retention_time.filter(|time| !time.is_zero()).map(units::duration),
             retention_bytes: config.retention_bytes.filter(|bytes| *bytes > 0),
             max_batch_bytes: config.max_batch_bytes,
             max_record_bytes: config.max_record_bytes,

@@ -64,7 +64,8 @@ fn plan(args: &DemoArgs, directory: &Path) -> anyhow::Result<ClusterPlan> {
     let ports = free_ports(2 * usize::from(args.nodes))?;
     let ports = ports.chunks_exact(2).map(|pair| NodePorts { client: pair[0], peer: pair[1] });
     let directory = Some(directory.to_owned());
-    Ok(ClusterPlan { ports: ports.collect(), directory, is_quiet: true, has_admin: false })
+    let ports = ports.collect();
+    Ok(ClusterPlan { ports, directory, is_quiet: true, has_admin: false, tls_dir: None })
 }
 
 fn directory(args: &DemoArgs) -> std::io::Result<TempDir> {

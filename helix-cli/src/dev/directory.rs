@@ -57,6 +57,11 @@ impl DataDirectory {
         }
     }
 
+    /// Returns true if the directory is removed at the end.
+    pub(super) fn is_removed(&self) -> bool {
+        matches!(self, Self::Temporary(_))
+    }
+
     pub(super) fn text(&self) -> String {
         match self {
             Self::Memory => "data in memory: nothing survives a restart".to_owned(),
@@ -107,7 +112,14 @@ mod tests {
     use crate::args::DevPortArgs;
 
     fn args(dir: PathBuf, keep: bool) -> DevStartArgs {
-        DevStartArgs { nodes: 3, base: DevPortArgs { port: 1 }, memory: false, keep, dir }
+        DevStartArgs {
+            nodes: 3,
+            base: DevPortArgs { port: 1 },
+            memory: false,
+            tls: false,
+            keep,
+            dir,
+        }
     }
 
     #[test]

@@ -4,7 +4,7 @@
 pub(crate) mod control;
 mod directory;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use schemars::JsonSchema;
@@ -13,10 +13,13 @@ use tokio::time::Instant;
 
 use crate::args::{DevArgs, DevStartArgs, DevSubcommand, GlobalArgs, PEER_PORT_STEP};
 use crate::child_node::{ChildNode, ProcessState, is_free};
+use crate::commands::cert::make_dev_certificates;
+use crate::context::{ContextEntry, Contexts};
 use crate::exit::{CliError, Exit};
 use crate::interrupt::interrupted;
 use crate::local_cluster::{ClusterPlan, LocalCluster, NodePorts};
 use crate::output::{Output, message, unless_closed};
+use crate::tls::ContextTls;
 use crate::units;
 use control::{
     ControlRequest, ControlResponse, ControlSocket, PendingRequest, ProcessStatus, with_port,
@@ -43,12 +46,19 @@ async fn start(global: &GlobalArgs, args: &DevStartArgs) -> anyhow::Result<()> {
     let mut control = ControlSocket::listen(args.base.port)?;
     let directory = DataDirectory::create(args)?;
     let started = Instant::now();
-    let plan = ClusterPlan { directory: directory.path(), ..plan };
+    let tls_dir = directory.path().filter(|_| args.tls).map(|path| path.join("tls"));
+    if let Some(tls_dir) = &tls_dir {
+        make_dev_certificates(tls_dir, args.nodes.into())?;
+    }
+    let plan = ClusterPlan { directory: directory.path(), tls_dir, ..plan };
     let mut dev = DevCluster { cluster: LocalCluster::start(&plan)?, is_quiet: global.quiet };
     let outcome = tokio::select! {
         outcome = async {
             dev.cluster.ready().await.context("start the cluster")?;
-            let running = StartedCluster::new(&dev.cluster, &directory, args.base.port);
+            let running = StartedCluster::new(&dev.cluster, &directory, args);
+            if let Some(tls_dir) = &plan.tls_dir {
+                save_context(&running.addr, tls_dir)?;
+            }
             let seconds = units::measured(started.elapsed());
             let output = Output { format: global.output };
             unless_closed(output.show_as(&running, || running.text(&seconds, &directory)))?;
@@ -58,11 +68,38 @@ async fn start(global: &GlobalArgs, args: &DevStartArgs) -> anyhow::Result<()> {
     };
     dev.log("stopping");
     let stopped = dev.cluster.stop().await;
+    if plan.tls_dir.is_some() && directory.is_removed() {
+        forget_context(&dev.cluster.addresses())?;
+    }
     directory.remove()?;
     if let Some(stop_request) = outcome? {
         stop_request.respond(&dev.processes()).await;
     }
     stopped
+}
+
+/// Name of the context of a cluster with TLS.
+const TLS_CONTEXT: &str = "dev-tls";
+
+/// Saves the context of a cluster with TLS. Does not make it the current one.
+fn save_context(addr: &str, tls_dir: &Path) -> anyhow::Result<()> {
+    let tls_dir = std::path::absolute(tls_dir).context("find the certificates")?;
+    let addr = addr.split(',').map(str::to_owned).collect();
+    let tls = ContextTls::in_directory(&tls_dir);
+    let entry = ContextEntry { addr, token_file: None, tls };
+    let mut contexts = Contexts::load()?;
+    contexts.contexts.insert(TLS_CONTEXT.to_owned(), entry);
+    contexts.save()
+}
+
+/// Removes the context of this cluster, whose certificates are removed too.
+fn forget_context(addresses: &[String]) -> anyhow::Result<()> {
+    let mut contexts = Contexts::load()?;
+    if contexts.contexts.get(TLS_CONTEXT).is_some_and(|entry| entry.addr == addresses) {
+        contexts.remove(TLS_CONTEXT)?;
+        contexts.save()?;
+    }
+    Ok(())
 }
 
 /// Assigns the ports.
@@ -87,7 +124,7 @@ fn plan(args: &DevStartArgs) -> anyhow::Result<ClusterPlan> {
     }
     // Hides the log output of nodes that discover each other. Errors still include the last lines.
     let is_quiet = args.nodes > 1 && std::env::var_os("HELIX_LOG").is_none();
-    Ok(ClusterPlan { ports: all, directory: None, is_quiet, has_admin: true })
+    Ok(ClusterPlan { ports: all, directory: None, is_quiet, has_admin: true, tls_dir: None })
 }
 
 struct DevCluster {
@@ -189,6 +226,8 @@ pub(crate) struct StartedCluster {
     nodes: Vec<RunningNode>,
     /// None for memory storage.
     data_dir: Option<PathBuf>,
+    /// Context with the certificates; None without TLS.
+    context: Option<String>,
     #[serde(skip)]
     port: u16,
 }
@@ -200,19 +239,24 @@ struct RunningNode {
 }
 
 impl StartedCluster {
-    fn new(cluster: &LocalCluster, directory: &DataDirectory, port: u16) -> Self {
+    fn new(cluster: &LocalCluster, directory: &DataDirectory, args: &DevStartArgs) -> Self {
         let node = |node: &ChildNode| RunningNode { node_id: node.node_id(), addr: node.address() };
         Self {
             addr: cluster.addresses().join(","),
             nodes: cluster.nodes().iter().map(node).collect(),
             data_dir: directory.path(),
-            port,
+            context: args.tls.then(|| TLS_CONTEXT.to_owned()),
+            port: args.base.port,
         }
     }
 
     fn text(&self, seconds: &str, directory: &DataDirectory) -> String {
         let helix = program();
         let addr = &self.addr;
+        let select = match &self.context {
+            Some(context) => format!("{helix} context use {context}"),
+            None => format!("export HELIX_ADDR={addr}"),
+        };
         let data = directory.text();
         let nodes = match self.nodes.len() {
             1 => "1 node".to_owned(),
@@ -223,7 +267,7 @@ impl StartedCluster {
 {nodes} ready in {seconds} at {addr}
 {data}
 
-  export HELIX_ADDR={addr}
+  {select}
 
 In another terminal, try:
   {helix} topic create orders --partitions 4
@@ -266,7 +310,7 @@ mod tests {
 
     fn args(nodes: u8, port: u16) -> DevStartArgs {
         let base = DevPortArgs { port };
-        DevStartArgs { nodes, base, memory: true, keep: false, dir: PathBuf::new() }
+        DevStartArgs { nodes, base, memory: true, tls: false, keep: false, dir: PathBuf::new() }
     }
 
     #[test]

@@ -70,7 +70,7 @@ mod tests {
 
     #[tokio::test]
     async fn groups_have_one_node_and_fit_a_request() {
-        let connections = ConnectionCache::new(Config::default());
+        let connections = ConnectionCache::new(Config::default()).unwrap();
         let connection = connections.get("n1:9092").unwrap();
         let mut groups = NodeGroups::default();
         for member in 0..25_000 {

@@ -1,6 +1,6 @@
-//! The admin port: plain HTTP for probes and for Prometheus, apart from the clients' port.
-//! Read-only: GET, one request for each connection, with limits on everything. A probe never waits
-//! for other connections.
+//! The admin port: HTTP, with or without TLS, for probes and for Prometheus, apart from the
+//! clients' port. Read-only: GET, one request for each connection, with limits on everything. A
+//! probe never waits for other connections.
 
 mod group_metrics;
 mod node_metrics;
@@ -14,6 +14,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use bytes::Bytes;
+use helix_tls::{Acceptor, TlsSocket};
 use http_body_util::Full;
 use hyper::body::Incoming;
 use hyper::header::{ACCEPT, ALLOW, CONTENT_TYPE, HeaderValue};
@@ -80,11 +81,11 @@ impl AdminServer {
     ///
     /// # Errors
     /// The address of the listener cannot be read.
-    pub fn open(listener: TcpListener) -> io::Result<Self> {
+    pub fn open(listener: TcpListener, tls: Option<Arc<Acceptor>>) -> io::Result<Self> {
         let local_addr = listener.local_addr()?;
         let handler = Arc::new(AdminHandler { served: OnceLock::new(), started: Instant::now() });
         let closing = CancellationToken::new();
-        let serving = serve(listener, handler.clone());
+        let serving = serve(listener, handler.clone(), tls);
         tokio::spawn(closing.clone().run_until_cancelled_owned(serving));
         Ok(Self { local_addr, handler, _closing: closing.drop_guard() })
     }
@@ -102,16 +103,28 @@ impl AdminServer {
 }
 
 /// Accepts connections until it is dropped, which also closes them.
-async fn serve(listener: TcpListener, handler: Arc<AdminHandler>) {
+async fn serve(listener: TcpListener, handler: Arc<AdminHandler>, tls: Option<Arc<Acceptor>>) {
     let mut tasks = JoinSet::new();
     let mut open = OpenConnections::default();
     loop {
         let accepted = listener.accept().await;
         while tasks.try_join_next().is_some() {}
         match accepted {
-            Ok((stream, _)) => {
+            Ok((stream, peer)) => {
                 let has_request = Arc::new(AtomicBool::new(false));
-                let serving = serve_one(stream, handler.clone(), has_request.clone());
+                let (handler, has_its_request) = (handler.clone(), has_request.clone());
+                let tls = tls.clone();
+                let serving = async move {
+                    let socket = match tls {
+                        None => TlsSocket::plain(stream),
+                        // The acceptor has logged and counted an error.
+                        Some(tls) => match tls.accept(stream, peer).await {
+                            Ok(accepted) => accepted.socket,
+                            Err(_) => return,
+                        },
+                    };
+                    serve_one(socket, handler, has_its_request).await;
+                };
                 // Ignored: the client is too slow, or gone.
                 let task = tasks.spawn(async { drop(timeout(REQUEST_WAIT_MAX, serving).await) });
                 open.add(AdminConnection { task, has_request });
@@ -149,7 +162,11 @@ impl OpenConnections {
     }
 }
 
-async fn serve_one(stream: TcpStream, handler: Arc<AdminHandler>, has_request: Arc<AtomicBool>) {
+async fn serve_one(
+    stream: TlsSocket<TcpStream>,
+    handler: Arc<AdminHandler>,
+    has_request: Arc<AtomicBool>,
+) {
     let respond = |request: Request<Incoming>| {
         has_request.store(true, Ordering::Relaxed);
         let handler = handler.clone();

@@ -1,11 +1,13 @@
 //! Builds a node's Prometheus page: its counters, and the state of its parts.
 
+use std::collections::BTreeMap;
+
 use helix_wal::SYNC_BOUNDS_US;
 use tokio::time::Instant;
 
 use super::{ServedNode, group_metrics};
 use crate::metrics::{MetricName, MetricsPage};
-use crate::node::{Node, StorageKind};
+use crate::node::{Node, NodeTls, StorageKind};
 use crate::process;
 use crate::shard::Shard;
 use crate::stderr;
@@ -58,6 +60,9 @@ pub(super) async fn page(
     }
     page.put(MetricName::RetentionHeld, &[], u64::from(node.clock().is_held()));
     peers(&mut page, node);
+    if let Some(own) = node.tls() {
+        tls(&mut page, own);
+    }
     clients(&mut page, load);
     page
 }
@@ -170,6 +175,29 @@ fn clients(page: &mut MetricsPage, load: &ClientLoad) {
     page.put(MetricName::ResponseBytes, &[], load.response_bytes() as u64);
     for (limit, count) in load.events().counts() {
         page.put(MetricName::LimitEvents, &[limit], count);
+    }
+}
+
+fn tls(page: &mut MetricsPage, tls: &NodeTls) {
+    let set = tls.store.current();
+    // A CA may be in two files.
+    let certificates: BTreeMap<_, _> = set
+        .certificates()
+        .iter()
+        .map(|info| ((info.kind.as_str(), &*info.serial), info.seconds_left()))
+        .collect();
+    for ((kind, serial), left) in certificates {
+        page.put_f64(MetricName::CertificateExpiry, &[kind, serial], left as f64);
+    }
+    let status = tls.store.status();
+    page.put(MetricName::CertificateReloads, &["succeeded"], status.succeeded);
+    page.put(MetricName::CertificateReloads, &["failed"], status.failed);
+    page.put_f64(MetricName::CertificateReloadTime, &[], status.last_at as f64);
+    page.put(MetricName::CertificateReloadFailed, &[], u64::from(status.error.is_some()));
+    for acceptor in &tls.acceptors {
+        for (result, count) in acceptor.counts() {
+            page.put(MetricName::TlsHandshakes, &[acceptor.port(), result], count);
+        }
     }
 }
 

@@ -25,7 +25,7 @@ use crate::clock::{CLOCK_CONFIRMATION, ClockOffset};
 use crate::cluster::Cluster;
 use crate::error::{Error, Result};
 use crate::limits::BEHIND_LAG_MAX;
-use crate::node::{Node, PeerStatus, StorageKind};
+use crate::node::{Node, NodeTls, PeerStatus, StorageKind};
 use crate::process;
 use crate::shard::{FetchProgress, Shard, ShardStatus};
 
@@ -81,6 +81,13 @@ impl ClusterHandler {
             shard_id: Some(wire_shard_id(shard)),
             needed_node_ids: vec![node_id],
             message: format!("shard {shard} has stopped and will restart: {what}"),
+        }));
+        let warnings = self.node.tls().map(NodeTls::warnings).unwrap_or_default();
+        issues.extend(warnings.into_iter().map(|what| HealthIssue {
+            reason: HealthReason::Certificate.into(),
+            shard_id: None,
+            needed_node_ids: vec![node_id],
+            message: format!("node {node_id}: {what}"),
         }));
         GetHealthResponse { healthy: issues.is_empty(), issues }
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use helix_proto::address::check_dialable;
 
-use super::{AuthSetting, ServerConfig, StorageMode};
+use super::{AuthSetting, ClientCertificates, ServerConfig, StorageMode, TlsUse};
 use crate::limits::{
     BATCH_BYTES_MAX, ELECTION_TIMEOUT_MS_MAX, ELECTION_TIMEOUT_MS_MIN, PARTITIONS_MAX,
     PARTITIONS_PER_TOPIC_MAX, SHARDS_MAX,
@@ -129,6 +129,7 @@ impl ServerConfig {
         self.check_topics(&mut problems);
         self.check_peers(&mut problems);
         self.check_addresses(&mut problems);
+        self.check_tls(&mut problems);
         problems.0
     }
 
@@ -230,29 +231,57 @@ impl ServerConfig {
                 self.insecure,
                 flag,
                 &addr,
-                "other machines can reach this address, and the network is not encrypted, also \
-                 with --auth; listen on 127.0.0.1, or add --insecure",
+                match flag {
+                    "listen-addr" => {
+                        "other machines can reach this address, and the port does not require TLS \
+                         and credentials; set --tls-cert and --tls-key, and --auth required or \
+                         --tls-client-auth required with --tls-ca; or listen on 127.0.0.1, or add \
+                         --insecure"
+                    }
+                    "peer-addr" => {
+                        "other machines can reach this address, and nodes do not require TLS; set \
+                         --tls-cert, --tls-key and --tls-ca, listen on 127.0.0.1, or add \
+                         --insecure to allow every program to speak as a node"
+                    }
+                    _ => {
+                        "other machines can reach this address, and the port does not require TLS; \
+                         set --tls-admin required with --tls-cert, listen on 127.0.0.1, or add \
+                         --insecure"
+                    }
+                },
             );
         }
     }
 
-    /// Returns the listening addresses that other machines can reach, with their flags.
+    /// Returns the listening addresses that other machines can reach without TLS or without
+    /// credentials, with their flags. The admin port is read-only, so that TLS suffices.
     pub fn exposed(&self) -> Vec<(&'static str, SocketAddr)> {
-        let has_peers = !self.peers.is_empty();
-        let clients = Some(("listen-addr", self.listen_addr));
+        let is_open = |tls: TlsUse| tls != TlsUse::Required;
+        let has_peers = !self.peers.is_empty() && is_open(self.peer_tls());
+        let is_anonymous = self.tls_client_auth != ClientCertificates::Required
+            && self.auth != AuthSetting::Required;
+        let has_clients = is_open(self.client_tls()) || is_anonymous;
+        let clients = has_clients.then_some(("listen-addr", self.listen_addr));
         let peers = has_peers.then_some(("peer-addr", self.peer_addr));
-        let admin = self.admin_listen_addr().map(|addr| ("admin-addr", addr));
+        let admin = self.admin_listen_addr().filter(|_| is_open(self.tls_admin));
+        let admin = admin.map(|addr| ("admin-addr", addr));
         let listened = clients.into_iter().chain(peers).chain(admin);
         listened.filter(|(_, addr)| !addr.ip().is_loopback()).collect()
     }
 }
 
 #[derive(Default)]
-struct ConfigProblems(Vec<ConfigProblem>);
+pub(super) struct ConfigProblems(Vec<ConfigProblem>);
 
 impl ConfigProblems {
     /// Adds a problem unless `is_valid`.
-    fn expect(&mut self, is_valid: bool, flag: &'static str, value: &dyn Display, what: &str) {
+    pub(super) fn expect(
+        &mut self,
+        is_valid: bool,
+        flag: &'static str,
+        value: &dyn Display,
+        what: &str,
+    ) {
         if !is_valid {
             self.0.push(ConfigProblem { flag, value: value.to_string(), what: what.to_owned() });
         }
@@ -373,6 +402,37 @@ mod tests {
         let admin_addr = Some(AdminAddr::At(all(9644)));
         assert_eq!(flags(&ServerConfig { admin_addr, ..ServerConfig::default() }), ["admin-addr"]);
         ServerConfig { insecure: true, ..cluster }.validate().unwrap();
+    }
+
+    #[test]
+    fn ports_with_tls_and_credentials_need_no_insecure() {
+        let all = |port: u16| SocketAddr::from(([0, 0, 0, 0], port));
+        let exposed = |config: &ServerConfig| {
+            config.exposed().into_iter().map(|(flag, _)| flag).collect::<Vec<_>>()
+        };
+        let encrypted = ServerConfig {
+            listen_addr: all(9092),
+            peer_addr: all(9192),
+            admin_addr: Some(AdminAddr::At(all(9644))),
+            peers: vec![(2, "n2:9192".to_owned())],
+            tls_cert: Some("node.pem".into()),
+            tls_admin: TlsUse::Required,
+            ..ServerConfig::default()
+        };
+        assert_eq!(exposed(&encrypted), ["listen-addr"], "every client may do everything");
+        let auth = AuthSetting::Required;
+        let with_tokens = ServerConfig { auth, ..encrypted.clone() };
+        assert_eq!(exposed(&with_tokens), [""; 0]);
+        let tls_client_auth = ClientCertificates::Required;
+        let with_certificates = ServerConfig { tls_client_auth, ..encrypted.clone() };
+        assert_eq!(exposed(&with_certificates), [""; 0]);
+        let auth = AuthSetting::Optional;
+        let tls_client_auth = ClientCertificates::Optional;
+        let optional = ServerConfig { auth, tls_client_auth, ..encrypted };
+        assert_eq!(exposed(&optional), ["listen-addr"]);
+        let mixed = Some(TlsUse::Optional);
+        let mixed = ServerConfig { tls_clients: mixed, tls_peers: mixed, ..with_tokens };
+        assert_eq!(exposed(&mixed), ["listen-addr", "peer-addr"]);
     }
 
     #[test]

@@ -9,6 +9,7 @@ mod print;
 #[cfg(test)]
 mod reference;
 mod settings;
+mod tls;
 mod token_file;
 mod values;
 
@@ -26,6 +27,7 @@ pub use check::ConfigError;
 pub use container::ContainerLimits;
 pub use flags::{ConfigAction, Flags, ResolvedConfig, SettingOrigin};
 pub use settings::{Setting, SettingKind, settings};
+pub use tls::{ClientCertificates, TlsUse};
 pub use token_file::SecretFile;
 use values::{
     parse_address, parse_admin_addr, parse_bytes, parse_duration, parse_log_level, parse_peer,
@@ -135,7 +137,7 @@ pub struct ServerConfig {
     #[arg(long, value_name = "ADDR|off", value_parser = parse_admin_addr)]
     pub admin_addr: Option<AdminAddr>,
 
-    /// Allow addresses that other machines can reach, without encryption
+    /// Allow addresses that other machines can reach, without TLS and credentials
     #[arg(long)]
     pub insecure: bool,
 
@@ -148,6 +150,40 @@ pub struct ServerConfig {
     /// is off [default: admin-token in the data directory]
     #[arg(long, value_name = "FILE")]
     pub admin_token_file: Option<PathBuf>,
+
+    /// Certificate of this node, PEM, followed by its intermediate certificates; turns TLS on
+    #[arg(long, value_name = "FILE")]
+    pub tls_cert: Option<PathBuf>,
+
+    /// Private key of --tls-cert, PEM; only the server's user should be able to read it
+    #[arg(long, value_name = "FILE")]
+    pub tls_key: Option<PathBuf>,
+
+    /// CAs that sign the certificates of nodes, PEM; several while they change
+    #[arg(long, value_name = "FILE")]
+    pub tls_ca: Option<PathBuf>,
+
+    /// CAs that sign the certificates of clients, PEM [default: those of --tls-ca]
+    #[arg(long, value_name = "FILE")]
+    pub tls_client_ca: Option<PathBuf>,
+
+    /// TLS on the clients' port; optional also serves connections without it [default: required
+    /// with --tls-cert, else off]
+    #[arg(long, value_enum, value_name = "USE")]
+    pub tls_clients: Option<TlsUse>,
+
+    /// Certificates of clients: off requests none, optional verifies one if the client presents it
+    #[arg(long, value_enum, value_name = "USE", default_value_t = ClientCertificates::Off)]
+    pub tls_client_auth: ClientCertificates,
+
+    /// TLS between nodes, with certificates of both; optional also accepts and dials plaintext
+    /// [default: required with --tls-cert, else off]
+    #[arg(long, value_enum, value_name = "USE")]
+    pub tls_peers: Option<TlsUse>,
+
+    /// TLS on the admin port; optional also serves connections without it
+    #[arg(long, value_enum, value_name = "USE", default_value_t = TlsUse::Off)]
+    pub tls_admin: TlsUse,
 
     /// Data directory; created if it does not exist
     #[arg(long, default_value = "./helix-data")]

@@ -26,8 +26,8 @@ impl MetricKind {
 pub struct Metric {
     pub name: &'static str,
     pub kind: MetricKind,
-    /// Every label has a bounded set of values: shards, nodes, methods, codes, reasons, and the
-    /// groups that are listed.
+    /// Every label has a bounded set of values: shards, nodes, methods, codes, reasons, ports, and
+    /// the groups that are listed.
     pub labels: &'static [&'static str],
     pub help: &'static str,
 }
@@ -73,7 +73,7 @@ metrics! {
     Failures Counter "helix_failures_total" ["reason"]
         "Failed calls by error reason; see docs/api.md"
     FailedLogins Counter "helix_failed_logins_total" ["reason"]
-        "Calls whose token was missing, malformed, unknown (or revoked) or expired"
+        "Calls refused for their credentials: none, a certificate without a principal, or a token"
     OverQuota Counter "helix_over_quota_total" ["limit"]
         "Calls refused and streams delayed because their principal was over its quota"
 
@@ -229,6 +229,16 @@ metrics! {
         "Bytes of requests being received or handled"
     ResponseBytes Gauge "helix_answer_bytes" []
         "Bytes of responses that clients have not read yet"
+    CertificateExpiry Gauge "helix_certificate_expiry_seconds" ["kind" "serial"]
+        "Time until a certificate in use expires; negative once it has"
+    CertificateReloads Counter "helix_certificate_reloads_total" ["result"]
+        "Reloads of changed certificate files: succeeded, or failed and the ones before stay in use"
+    CertificateReloadTime Gauge "helix_certificate_reload_timestamp_seconds" []
+        "Unix time of the last reload of the certificate files, or of the start"
+    CertificateReloadFailed Gauge "helix_certificate_reload_failed" []
+        "1 while the certificate files are not valid and the ones before are in use, else 0"
+    TlsHandshakes Counter "helix_tls_handshakes_total" ["port" "result"]
+        "TLS handshakes by result; plaintext counts connections without TLS"
     LimitEvents Counter "helix_limit_events_total" ["limit"]
         "Requests refused and connections closed, by the limit that was reached"
 }
@@ -259,6 +269,9 @@ mod tests {
                 "limit",
                 "codec",
                 "kind",
+                "serial",
+                "port",
+                "result",
                 // Of listed groups only.
                 "group",
                 "topic",

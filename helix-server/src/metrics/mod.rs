@@ -19,7 +19,7 @@ pub use values::{BOUNDS_US, Counter, Histogram};
 const CODECS: [&str; 2] = ["lz4", "zstd"];
 
 /// Reasons of failed logins with counters of their own: values of the label `reason`.
-pub const FAILED_LOGINS: [&str; 4] = ["missing", "malformed", "unknown", "expired"];
+pub const FAILED_LOGINS: [&str; 5] = ["missing", "certificate", "malformed", "unknown", "expired"];
 
 /// Limits of quotas with counters of their own: values of the label `limit`.
 pub const QUOTA_LIMITS: [&str; 4] = ["bytes_in", "bytes_out", "requests", "connections"];

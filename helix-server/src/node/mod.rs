@@ -15,7 +15,7 @@
 //!   `repair_in_place` repairs sealed segments, also of logs that cannot be replayed
 //!   (`unreplayed`). `scrub` finds damage.
 //! - `clock_watch`: compares the clocks of the members.
-//! - `readiness`: reasons why the node is not ready.
+//! - `readiness`: reasons why the node is not ready. `tls`: its certificates.
 
 mod background;
 mod bootstrap_handler;
@@ -37,6 +37,7 @@ mod repair_in_place;
 mod scrub;
 mod settings;
 mod shard_slots;
+mod tls;
 mod unreplayed;
 
 use std::collections::BTreeMap;
@@ -53,8 +54,8 @@ use crate::error::{Error, Result};
 use crate::log::{ClusterCommand, PartitionSettings};
 use crate::memory::MemoryShares;
 use crate::metrics::Metrics;
-pub use crate::peer::PeerStatus;
-use crate::peer::{Hub, HubSettings, Network};
+use crate::peer::{Hub, HubSettings};
+pub use crate::peer::{Network, PeerStatus, PeerTls};
 use crate::protocol::ProtocolVersions;
 use crate::raft::ElectionTiming;
 use crate::random::Random;
@@ -66,12 +67,13 @@ use logs::{LogIdentity, NodeLogs};
 pub use lookup::LocatedPartition;
 use open::{ShardContext, StartupPeers, directory, existing_shards, open_cluster, open_or_rebuild};
 use principal::TokenRefresh;
-pub use principal::{AuthMode, Caller, CertificateNames, Principal};
+pub use principal::{AuthMode, Caller, Principal};
 use quota::QuotaMeters;
 pub use quota::{ConnectionSlot, QuotaKind, QuotaMeter};
 pub use readiness::Unready;
 pub use settings::{NodeSettings, NodeStorage, SimulatedDisks};
 use shard_slots::{ShardSlot, ShardSlots};
+pub use tls::NodeTls;
 use unreplayed::{OpenFailure, UnreplayedLogs};
 
 /// Durability of the node's storage.
@@ -124,6 +126,7 @@ pub struct Node {
     peer_addr: String,
     /// Reason why this node is no longer a member of its cluster.
     removed: OnceLock<String>,
+    tls: OnceLock<NodeTls>,
     hub: Arc<Hub>,
     /// Set if the node has a peer port.
     peer_port: OnceLock<PeerPort>,
@@ -303,6 +306,7 @@ impl Node {
             endpoint: OnceLock::new(),
             peer_addr,
             removed: OnceLock::new(),
+            tls: OnceLock::new(),
             hub,
             peer_port: OnceLock::new(),
             routes: watch::Sender::new(0),

@@ -3,6 +3,7 @@
 use std::fmt::{self, Display};
 use std::sync::Arc;
 
+use helix_tls::CertificateNames;
 use tokio::time::{Instant, sleep_until};
 
 use super::Node;
@@ -32,17 +33,6 @@ pub enum AuthMode {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Principal(Arc<str>);
 
-/// Verified names of a client's certificate.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct CertificateNames<'a> {
-    /// Subject alternative names of the kind URI.
-    pub uris: &'a [String],
-    /// Subject alternative names of the kind DNS.
-    pub dns_names: &'a [String],
-    /// Common name of the subject.
-    pub common_name: Option<&'a str>,
-}
-
 impl Principal {
     /// Returns the principal of a token.
     fn of_token(token: &TokenRecord) -> Self {
@@ -57,14 +47,16 @@ impl Principal {
     ///
     /// # Errors
     /// A text that says which name is missing, ambiguous or invalid.
-    pub fn from_certificate(names: &CertificateNames<'_>) -> Result<Self, String> {
-        let (kind, name) = match (names.uris, names.dns_names, names.common_name) {
-            ([uri], _, _) => ("URI", uri.as_str()),
-            ([], [dns], _) => ("DNS name", dns.as_str()),
-            ([], [], Some(name)) => ("common name", name),
-            ([], [], None) => {
+    pub fn from_certificate(names: &CertificateNames) -> Result<Self, String> {
+        let CertificateNames { uris, dns, common_names } = names;
+        let (kind, name) = match (uris.as_slice(), dns.as_slice(), common_names.as_slice()) {
+            ([uri], _, _) => ("URI", uri),
+            ([], [dns], _) => ("DNS name", dns),
+            ([], [], [name]) => ("common name", name),
+            ([], [], []) => {
                 return Err("the client certificate has no URI, DNS name or common name".to_owned());
             }
+            ([], [], several) => return Err(ambiguous("common names", several)),
             ([], several, _) => return Err(ambiguous("DNS names", several)),
             (several, ..) => return Err(ambiguous("URIs", several)),
         };
@@ -73,7 +65,7 @@ impl Principal {
                 "the {kind} {name:?} of the client certificate names no principal"
             ));
         }
-        Ok(Self(name.into()))
+        Ok(Self(name.as_str().into()))
     }
 
     pub fn as_str(&self) -> &str {
@@ -192,11 +184,17 @@ impl Node {
     pub fn login(
         &self,
         header: Option<&[u8]>,
-        certificate: Option<&Principal>,
+        certificate: Option<&Result<Principal, String>>,
     ) -> Result<Option<Caller>, TokenError> {
         let access = self.cluster.machine().access();
         let Some(header) = header else {
-            return Ok(certificate.map(|it| Caller::new(self, it.clone(), None, access)));
+            return match certificate {
+                Some(Ok(principal)) => {
+                    Ok(Some(Caller::new(self, principal.clone(), None, access)))
+                }
+                Some(Err(what)) => Err(TokenError::Certificate(what.clone())),
+                None => Ok(None),
+            };
         };
         let token = BearerToken::from_header(header)?;
         let token = access.verify(&token, self.clock.now_us())?.clone();
@@ -229,33 +227,31 @@ impl Node {
 mod tests {
     use super::*;
 
-    fn principal(uris: &[&str], dns: &[&str], common_name: Option<&str>) -> Result<String, String> {
+    fn principal(uris: &[&str], dns: &[&str], common: &[&str]) -> Result<String, String> {
         let owned = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect::<Vec<_>>();
-        let (uris, dns_names) = (owned(uris), owned(dns));
-        let names = CertificateNames { uris: &uris, dns_names: &dns_names, common_name };
+        let names =
+            CertificateNames { uris: owned(uris), dns: owned(dns), common_names: owned(common) };
         Principal::from_certificate(&names).map(|it| it.to_string())
     }
 
     #[test]
     fn the_first_kind_of_names_of_a_certificate_decides() {
         let uri = "spiffe://example.org/orders";
-        assert_eq!(principal(&[uri], &["a.example.org"], Some("x")).unwrap(), uri);
-        assert_eq!(principal(&[], &["a.example.org"], Some("x")).unwrap(), "a.example.org");
-        assert_eq!(principal(&[], &[], Some("alice")).unwrap(), "alice");
-        assert!(principal(&[], &[], None).unwrap_err().contains("no URI"));
+        assert_eq!(principal(&[uri], &["a.example.org"], &["x"]).unwrap(), uri);
+        assert_eq!(principal(&[], &["a.example.org"], &["x"]).unwrap(), "a.example.org");
+        assert_eq!(principal(&[], &[], &["alice"]).unwrap(), "alice");
+        assert!(principal(&[], &[], &[]).unwrap_err().contains("no URI"));
     }
 
     #[test]
     fn an_ambiguous_or_invalid_certificate_has_no_principal() {
-        assert!(principal(&["a:1", "a:2"], &[], Some("x")).unwrap_err().contains("2 URIs"));
-        assert!(principal(&[], &["a", "b"], Some("x")).unwrap_err().contains("2 DNS names"));
-        assert!(principal(&[], &["*.example.org"], None).is_err());
-        assert!(principal(&[], &[], Some("Alice Smith")).is_err());
-        assert!(principal(&[], &[], Some("")).is_err());
-        assert!(principal(&[], &[], Some(&"x".repeat(256))).is_err());
-        assert!(
-            principal(&[&"é".repeat(3)], &["a"], None).is_err(),
-            "no fall back to the DNS name"
-        );
+        assert!(principal(&[], &[], &["a", "b"]).unwrap_err().contains("2 common names"));
+        assert!(principal(&["a:1", "a:2"], &[], &["x"]).unwrap_err().contains("2 URIs"));
+        assert!(principal(&[], &["a", "b"], &["x"]).unwrap_err().contains("2 DNS names"));
+        assert!(principal(&[], &["*.example.org"], &[]).is_err());
+        assert!(principal(&[], &[], &["Alice Smith"]).is_err());
+        assert!(principal(&[], &[], &[""]).is_err());
+        assert!(principal(&[], &[], &[&"x".repeat(256)]).is_err());
+        assert!(principal(&[&"é".repeat(3)], &["a"], &[]).is_err(), "no fall back to the DNS name");
     }
 }

@@ -1,6 +1,7 @@
 //! Outgoing connections over TCP or a simulated network. Both yield tonic channels.
 
 use std::fmt;
+use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
 use tonic::transport::{Channel, Endpoint, Error};
@@ -11,6 +12,11 @@ pub trait Dialer: fmt::Debug + Send + Sync + 'static {
     fn connect(&self, endpoint: Endpoint) -> BoxFuture<'static, Result<Channel, Error>>;
     /// Returns a channel that connects on its first call, and again after a failure.
     fn connect_lazily(&self, endpoint: &Endpoint) -> Channel;
+    /// Returns the dialer for one node, if that differs: with TLS it verifies the node's identity.
+    fn for_node(&self, node_id: u64) -> Option<Arc<dyn Dialer>> {
+        let _ = node_id;
+        None
+    }
 }
 
 /// Dials over TCP.

@@ -27,6 +27,7 @@
 //! - `hub`: the interface to the rest of the node. `handler`: requests that are not Raft messages.
 //! - `local`, `table`, `dialer`, `network`: this node, its peers, and how to reach them.
 //! - `connection`: `peer` opens the lanes, `session` is an open one, `outgoing` encodes.
+//! - `tls`: certificates of nodes, for both directions.
 //! - `wire`: conversion and checks of messages. `throttle`: the rate of the catch-up lane.
 //! - `send`: `replica_network` and `route` implement openraft's network; `appends`, `snapshot`.
 //! - `receive`: `service` accepts, `inbound` reads, `epoch` appends, `unary` answers the rest.
@@ -50,6 +51,7 @@ mod served;
 mod snapshot;
 mod table;
 mod throttle;
+mod tls;
 mod wire;
 
 pub use calls::PeerError;
@@ -62,3 +64,4 @@ pub use send::replica_network::ReplicaNetwork;
 pub use send::route::ReplicaRoute;
 pub use served::HeldLog;
 pub use snapshot::fetcher::FetchProgress;
+pub use tls::PeerTls;

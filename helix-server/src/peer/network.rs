@@ -17,6 +17,7 @@ use tonic::transport::server::{Connected, TcpIncoming};
 use super::dialer::{Dialer, TcpDialer};
 use super::hub::Hub;
 use super::receive::service;
+use super::tls::{self, CallerRule, PeerTls, TlsDialer};
 use crate::protocol::ProtocolVersions;
 
 /// Serves peers on `listener` until `stop` is cancelled or the hub is closed.
@@ -44,16 +45,34 @@ pub struct Network {
 }
 
 impl Network {
-    /// Creates a network that dials with `dialer` and serves the connections of `incoming`.
+    /// Creates a network that dials with `dialer` and serves the connections of `incoming`, which
+    /// prove no identity.
     pub fn new<I, C>(dialer: Arc<dyn Dialer>, incoming: I) -> Self
     where
         I: Stream<Item = io::Result<C>> + Send + 'static,
         C: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'static,
     {
-        let serve =
-            move |hub, stop| -> Serving { Box::pin(service::serve_incoming(hub, incoming, stop)) };
+        Self::with_callers(dialer, incoming, CallerRule::Trusted)
+    }
+
+    fn with_callers<I, C>(dialer: Arc<dyn Dialer>, incoming: I, callers: CallerRule) -> Self
+    where
+        I: Stream<Item = io::Result<C>> + Send + 'static,
+        C: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'static,
+    {
+        let serve = move |hub, stop| -> Serving {
+            Box::pin(service::serve_incoming(hub, incoming, callers, stop))
+        };
         let versions = ProtocolVersions::OWN;
         Self { dialer, local_addr: None, versions, serve: Box::new(serve) }
+    }
+
+    /// Creates a network over TLS on a TCP listener.
+    pub fn over_tls(listener: TcpListener, tls: PeerTls) -> Self {
+        let local_addr = listener.local_addr().ok();
+        let incoming = tls::incoming(listener, tls.acceptor.clone());
+        let dialer = Arc::new(TlsDialer::new(tls));
+        Self { local_addr, ..Self::with_callers(dialer, incoming, CallerRule::Identified) }
     }
 
     pub fn dialer(&self) -> Arc<dyn Dialer> {

@@ -1,14 +1,15 @@
-//! Accepts client connections and serves HTTP/2 on them.
-//! Bounds their number, their windows and the time for the handshake. Each connection has its own
+//! Accepts client connections and serves HTTP/2 on them, over TLS if the port has it.
+//! Bounds their number, their windows and the time for the handshakes. Each connection has its own
 //! HTTP/2 server because its window sizes are its own.
 
 use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, ready};
 
 use futures_util::{StreamExt, stream};
+use helix_tls::{AcceptedSocket, Acceptor, TlsSocket};
 use helix_transport::{CoalescedIo, FlushPolicy};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpListener;
@@ -24,6 +25,8 @@ use super::meter::{Meter, MeterLayer};
 use super::services::Services;
 use super::socket::CorkedSocket;
 use crate::limits;
+use crate::node::Principal;
+use crate::sync;
 
 /// Source of client connections: a TCP listener, or a simulation's listener.
 pub trait Listener: Send + 'static {
@@ -44,6 +47,7 @@ impl Listener for TcpListener {
 
 /// Serves connections until `closing` is cancelled, and then until the last connection has ended.
 ///
+/// With `tls` each connection begins with a handshake, which does not count as a connection yet.
 /// Closes connections without open calls within [`limits::SHUTDOWN_IDLE_WAIT_MAX`], and all that
 /// are still open after [`limits::SHUTDOWN_WAIT_MAX`].
 pub(crate) async fn serve<L: Listener>(
@@ -51,38 +55,53 @@ pub(crate) async fn serve<L: Listener>(
     services: Services,
     meter: MeterLayer,
     load: Arc<ClientLoad>,
+    tls: Option<Arc<Acceptor>>,
     closing: CancellationToken,
 ) {
-    // Done once here, not for each connection's clone.
-    let services = services.prepare();
     let connections = TaskTracker::new();
-    let mut refusals = Refusals::default();
+    let port = ClientPort {
+        // Done once here, not for each connection's clone.
+        services: services.prepare(),
+        meter,
+        load: load.clone(),
+        closing: closing.clone(),
+        refusals: Arc::default(),
+    };
     let mut tick = interval(limits::STALLED_CHECK_INTERVAL);
     loop {
         let accepted = tokio::select! {
             () = closing.cancelled() => break,
             _ = tick.tick() => {
                 load.close_stalled();
-                refusals.log(&load);
+                port.log_refusals(false);
                 continue;
             }
             accepted = listener.accept() => accepted,
         };
-        match accepted {
-            Ok((stream, peer)) => {
-                // At the limit the stream is dropped, so that the client learns of it at once.
-                let Some(connection) = load.connect() else {
-                    refusals.unlogged += 1;
-                    refusals.log(&load);
-                    continue;
-                };
-                connection.set_peer(peer);
-                // The meter is outside, so that it also counts calls that admission rejects.
-                let metered = meter.layer(Admission::new(services.clone(), &load, &connection));
-                connections.spawn(serve_one(stream, connection, load.clone(), metered, &closing));
+        match (accepted, &tls) {
+            (Ok((stream, peer)), None) => {
+                let socket = TlsSocket::plain(stream);
+                if let Some(serving) = port.serve_one(AcceptedSocket { socket, names: None }, peer)
+                {
+                    connections.spawn(serving);
+                }
+            }
+            (Ok((stream, peer)), Some(tls)) => {
+                let (port, tls, closing) = (port.clone(), tls.clone(), closing.clone());
+                connections.spawn(async move {
+                    let accepted = tokio::select! {
+                        accepted = tls.accept(stream, peer) => accepted,
+                        () = closing.cancelled() => return,
+                    };
+                    // The acceptor has logged and counted an error.
+                    let Ok(accepted) = accepted else { return };
+                    if let Some(serving) = port.serve_one(accepted, peer) {
+                        serving.await;
+                    }
+                });
             }
             // No free file descriptor, or a client that gave up: neither ends the server.
-            Err(error) => {
+            (Err(error), _) => {
                 tracing::warn!(%error, "failed to accept a connection");
                 sleep(limits::ACCEPT_RETRY_WAIT).await;
             }
@@ -129,15 +148,55 @@ impl Refusals {
         self.logged_at = Some(Instant::now());
         Some(std::mem::take(&mut self.unlogged))
     }
+}
 
-    fn log(&mut self, load: &ClientLoad) {
-        let Some(refused) = self.due() else { return };
+/// Serves the connections of one port.
+#[derive(Clone)]
+struct ClientPort {
+    services: Services,
+    meter: MeterLayer,
+    load: Arc<ClientLoad>,
+    closing: CancellationToken,
+    refusals: Arc<Mutex<Refusals>>,
+}
+
+impl ClientPort {
+    /// Logs the refusals that are due. With `is_new` there is one more.
+    fn log_refusals(&self, is_new: bool) {
+        let refused = {
+            let mut refusals = sync::lock(&self.refusals);
+            refusals.unlogged += u64::from(is_new);
+            refusals.due()
+        };
+        let Some(refused) = refused else { return };
         tracing::warn!(
             refused,
-            allowed = load.connections_max(),
+            allowed = self.load.connections_max(),
             "refused connections over the limit; to allow more, raise --memory-limit, and the \
              limit of open files if it is lower"
         );
+    }
+
+    /// Returns a future that serves a connection to its end. At the limit it returns `None` and
+    /// drops the connection, so that the client learns of it at once.
+    fn serve_one<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
+        &self,
+        accepted: AcceptedSocket<S>,
+        peer: SocketAddr,
+    ) -> Option<impl Future<Output = ()> + use<S>> {
+        let AcceptedSocket { socket, names } = accepted;
+        let Some(connection) = self.load.connect() else {
+            self.log_refusals(true);
+            return None;
+        };
+        connection.set_peer(peer);
+        if let Some(names) = names {
+            connection.set_certificate_principal(Principal::from_certificate(&names));
+        }
+        // The meter is outside, so that it also counts calls that admission rejects.
+        let admission = Admission::new(self.services.clone(), &self.load, &connection);
+        let metered = self.meter.layer(admission);
+        Some(serve_one(socket, connection, self.load.clone(), metered, &self.closing))
     }
 }
 

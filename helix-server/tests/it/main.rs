@@ -48,6 +48,7 @@ mod support;
 mod three_nodes;
 mod throttled;
 mod tidy;
+mod tls;
 mod topics;
 mod trio;
 mod versions;

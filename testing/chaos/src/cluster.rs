@@ -10,9 +10,11 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
+use helix_client::TlsOptions;
 use helix_proto::log::v1::{HealthIssue, HealthReason};
 use tokio::time::{Instant, sleep};
 
+use crate::certificates;
 use crate::disk::LoopbackDisk;
 use crate::metrics;
 use crate::node_client::NodeClient;
@@ -43,6 +45,8 @@ pub(crate) struct ClusterOptions {
     pub(crate) catch_up_kib: Option<u64>,
     /// Size of a file system for each node, if file systems can be mounted.
     pub(crate) disk_bytes: Option<u64>,
+    /// Encrypts connections between nodes, and those of the workload.
+    pub(crate) tls: bool,
 }
 
 /// Start counts of the nodes, shared with readers that must notice a restart.
@@ -92,6 +96,9 @@ impl ChaosCluster {
     /// Starts all nodes with empty data.
     pub(crate) fn start(options: &ClusterOptions) -> anyhow::Result<Self> {
         ensure!(matches!(options.nodes, 1 | 3 | 5), "a cluster has 1, 3 or 5 nodes");
+        if options.tls {
+            certificates::make(&certificates::directory(&options.dir))?;
+        }
         let ids: Vec<u64> = (1..=options.nodes).collect();
         let mut peer_addresses = BTreeMap::new();
         for id in &ids {
@@ -191,6 +198,7 @@ impl ChaosCluster {
             log_kib: options.log_kib,
             catch_up_kib: options.catch_up_kib,
             data_dir,
+            tls_dir: options.tls.then(|| certificates::directory(&options.dir)),
             log: options.dir.join(format!("node-{id}.log")),
         };
         let node_client = NodeClient::new(id, address)?;
@@ -218,6 +226,12 @@ impl ChaosCluster {
     /// Returns the bootstrap addresses for clients.
     pub(crate) fn endpoints(&self) -> Vec<String> {
         self.nodes.values().map(|node| node.endpoint.to_string()).collect()
+    }
+
+    /// Returns the TLS of the workload's clients.
+    pub(crate) fn client_tls(&self) -> Option<TlsOptions> {
+        let directory = certificates::directory(&self.options.dir);
+        self.options.tls.then(|| TlsOptions::new(directory.join("ca.pem")))
     }
 
     pub(crate) fn node_clients(&self) -> Vec<NodeClient> {

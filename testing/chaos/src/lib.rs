@@ -2,6 +2,7 @@
 //!
 //! `helix-checker` judges the history; `commands` holds the subcommands of the binary.
 
+mod certificates;
 mod cluster;
 pub mod commands;
 mod disk;

@@ -43,6 +43,8 @@ pub(crate) struct NodeProcessOptions {
     /// Log kept for lagging replicas, if it differs from that.
     pub(crate) catch_up_kib: Option<u64>,
     pub(crate) data_dir: PathBuf,
+    /// Directory of the certificates; `None` without TLS.
+    pub(crate) tls_dir: Option<PathBuf>,
     /// File for the node's standard output and error.
     pub(crate) log: PathBuf,
 }
@@ -78,6 +80,14 @@ impl NodeProcessOptions {
         let catch_up = self.catch_up_kib.or(self.log_kib);
         arguments.extend(self.log_kib.map(|kib| format!("--checkpoint-bytes={kib}KiB")));
         arguments.extend(catch_up.map(|kib| format!("--catch-up-bytes={kib}KiB")));
+        if let Some(directory) = &self.tls_dir {
+            let node = directory.join(format!("node-{}", self.node_id));
+            arguments.push(format!("--tls-cert={}.pem", node.display()));
+            arguments.push(format!("--tls-key={}.key", node.display()));
+            arguments.push(format!("--tls-ca={}", directory.join("ca.pem").display()));
+            // Queries of single nodes have no TLS.
+            arguments.push("--tls-clients=optional".to_owned());
+        }
         arguments.push(format!("--peer-addr={}", self.peer_address));
         let peers = self.peers.iter();
         arguments.extend(peers.map(|(node_id, address)| format!("--peer={node_id}={address}")));

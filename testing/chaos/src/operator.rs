@@ -30,8 +30,8 @@ const DELETED_TOPIC_BATCHES: u64 = 10;
 
 /// Returns an admin client for the current nodes.
 pub(crate) fn admin(cluster: &ChaosCluster) -> anyhow::Result<Admin> {
-    let token = TokenSource::from_env()?;
-    let config = Config { seed: Some(1), token, ..Config::new(cluster.endpoints()) };
+    let (token, tls) = (TokenSource::from_env()?, cluster.client_tls());
+    let config = Config { seed: Some(1), token, tls, ..Config::new(cluster.endpoints()) };
     Ok(Client::new(config)?.admin())
 }
 

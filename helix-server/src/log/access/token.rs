@@ -23,11 +23,16 @@ pub struct BearerToken {
     secret: [u8; SECRET_BYTES],
 }
 
-/// Reason why a presented token is refused.
+/// Reason why the credentials of a call are refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TokenError {
-    #[error("no token was sent; set one with --token-file or HELIX_TOKEN")]
+    #[error(
+        "no token was sent, and no client certificate; set one with --token-file, HELIX_TOKEN or \
+         --tls-cert"
+    )]
     Missing,
+    #[error("{0}; use another certificate, or a token")]
+    Certificate(String),
     #[error("the authorization header is not \"Bearer\" and a token of this cluster's form")]
     Malformed,
     #[error("the token is unknown or was revoked; ask an administrator for another one")]
@@ -44,6 +49,7 @@ impl TokenError {
     pub fn name(&self) -> &'static str {
         match self {
             Self::Missing => "missing",
+            Self::Certificate(_) => "certificate",
             Self::Malformed => "malformed",
             Self::Unknown => "unknown",
             Self::Expired { .. } => "expired",

@@ -111,6 +111,7 @@ impl Peer {
         dialer: Arc<dyn Dialer>,
         closed: CancellationToken,
     ) -> Self {
+        let dialer = dialer.for_node(node_id).unwrap_or(dialer);
         let endpoint = endpoint(&address);
         let errors = std::array::from_fn(|_| match endpoint {
             Some(_) => None,

@@ -26,6 +26,7 @@ use crate::peer::limits::{
     HANDSHAKE_WAIT_MAX, KEEPALIVE_WAIT_MAX, MESSAGE_BYTES_MAX, REFUSAL_BYTES_MAX,
     STREAM_WINDOW_BYTES, STREAMS_PER_CONNECTION_MAX, WINDOW_BYTES,
 };
+use crate::peer::tls::{CallerIdentity, CallerRule};
 use crate::peer::wire;
 use crate::protocol::ProtocolVersions;
 
@@ -34,6 +35,7 @@ use crate::protocol::ProtocolVersions;
 pub(in crate::peer) async fn serve_incoming<I, C>(
     hub: Arc<Hub>,
     incoming: I,
+    callers: CallerRule,
     stop: CancellationToken,
 ) -> Result<(), tonic::transport::Error>
 where
@@ -43,7 +45,7 @@ where
     let ending = stop.child_token();
     let _ended = ending.clone().drop_guard();
     let closed = hub.table.closed.clone();
-    let service = PeerServiceServer::new(Service { hub, ending: ending.clone() })
+    let service = PeerServiceServer::new(Service { hub, callers, ending: ending.clone() })
         .max_decoding_message_size(MESSAGE_BYTES_MAX)
         .max_encoding_message_size(MESSAGE_BYTES_MAX);
     let serving = Server::builder()
@@ -72,6 +74,7 @@ const CLUSTER_ID_BYTES: &str = "the cluster id does not have 16 bytes";
 
 struct Service {
     hub: Arc<Hub>,
+    callers: CallerRule,
     /// Ends every stream and call.
     ending: CancellationToken,
 }
@@ -142,6 +145,11 @@ impl Service {
         refusal.map_or(Ok(()), Err)
     }
 
+    /// Refuses a caller whose certificate is for another node or another cluster.
+    fn check_caller(&self, caller: Option<&CallerIdentity>, from_node: u64) -> Result<(), Status> {
+        self.callers.check(caller, from_node).map_err(|why| self.refuse(from_node, why))
+    }
+
     fn refuse(&self, from: u64, why: String) -> Status {
         self.hub.log_refusal(from, &why);
         refused(why)
@@ -193,6 +201,7 @@ impl PeerService for Service {
         &self,
         request: Request<Streaming<pb::ExchangeRequest>>,
     ) -> Result<Response<Self::ExchangeStream>, Status> {
+        let caller = request.extensions().get::<CallerIdentity>().cloned();
         let mut requests = helix_transport::read_messages(&request, MESSAGE_BYTES_MAX);
         let first = timeout(HANDSHAKE_WAIT_MAX, requests.message())
             .await
@@ -201,6 +210,7 @@ impl PeerService for Service {
             return Err(Status::invalid_argument("the first message is not a handshake"));
         };
         let from = opening.from_node;
+        self.check_caller(caller.as_ref(), from)?;
         let (lane, opened) = self.check(&opening).map_err(|why| self.refuse(from, why))?;
         if let Some(peer) = self.hub.table.peer(from) {
             peer.retry_now();
@@ -214,7 +224,9 @@ impl PeerService for Service {
         &self,
         request: Request<pb::HelloRequest>,
     ) -> Result<Response<pb::HelloResponse>, Status> {
-        let pb::HelloRequest { from_node, to_node, cluster, generation } = request.into_inner();
+        let from_node = request.get_ref().from_node;
+        self.check_caller(request.extensions().get(), from_node)?;
+        let pb::HelloRequest { to_node, cluster, generation, .. } = request.into_inner();
         let identity = wire::read_cluster(&cluster).map(|cluster| (cluster, generation));
         let request = HelloRequest { node_id: from_node, identity };
         let hello = self.handler_for(from_node, to_node)?.hello(request);
@@ -236,6 +248,7 @@ impl PeerService for Service {
         &self,
         request: Request<pb::FormRequest>,
     ) -> Result<Response<pb::FormResponse>, Status> {
+        self.check_caller(request.extensions().get(), request.get_ref().from_node)?;
         let request = request.into_inner();
         let handler = self.handler_for_peer(request.from_node, request.to_node)?;
         let cluster =
@@ -254,6 +267,7 @@ impl PeerService for Service {
         &self,
         request: Request<pb::JoinRequest>,
     ) -> Result<Response<pb::JoinResponse>, Status> {
+        self.check_caller(request.extensions().get(), request.get_ref().from_node)?;
         let request = request.into_inner();
         let handler = self.handler_for(request.from_node, request.to_node)?;
         let cluster =
@@ -273,6 +287,7 @@ impl PeerService for Service {
         &self,
         request: Request<pb::CallRequest>,
     ) -> Result<Response<pb::CallResponse>, Status> {
+        self.check_caller(request.extensions().get(), request.get_ref().from_node)?;
         let pb::CallRequest { from_node, to_node, request } = request.into_inner();
         let handler = self.handler_for_peer(from_node, to_node)?;
         let calling = async {

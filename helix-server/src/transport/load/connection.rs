@@ -28,8 +28,8 @@ pub struct ClientConnection {
     /// Taken from the node's free window bytes; returned on drop.
     window_bytes: u64,
     peer: OnceLock<SocketAddr>,
-    /// Principal of the verified client certificate.
-    certificate_principal: OnceLock<Principal>,
+    /// Principal of the verified client certificate, or the reason why it has none.
+    certificate_principal: OnceLock<std::result::Result<Principal, String>>,
     /// Request bytes of this connection; those of all connections are in `load`.
     request_bytes: Arc<Semaphore>,
     /// Bytes of messages of this connection that have arrived in part: half of the node's.
@@ -144,14 +144,16 @@ impl ClientConnection {
         let _ = self.peer.set(peer);
     }
 
-    /// Sets the principal of the client's certificate, which the TLS handshake has verified.
-    pub fn set_certificate_principal(&self, principal: Principal) {
+    /// Sets the principal of the client's certificate, which the TLS handshake has verified, or
+    /// the reason why it has none.
+    pub fn set_certificate_principal(&self, principal: std::result::Result<Principal, String>) {
         // Ignored: a connection has one handshake.
         let _ = self.certificate_principal.set(principal);
     }
 
-    /// Returns the principal of the client's certificate, if it has sent one.
-    pub fn certificate_principal(&self) -> Option<&Principal> {
+    /// Returns the principal of the client's certificate, or the reason why it has none; `None`
+    /// without a certificate.
+    pub fn certificate_principal(&self) -> Option<&std::result::Result<Principal, String>> {
         self.certificate_principal.get()
     }
 

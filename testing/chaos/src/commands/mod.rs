@@ -61,6 +61,10 @@ pub struct CommonArgs {
     #[arg(long, value_parser = clap::value_parser!(u64).range(64..))]
     pub log_kib: Option<u64>,
 
+    /// Encrypt connections between nodes, and those of the workload, with TLS
+    #[arg(long)]
+    pub tls: bool,
+
     /// Directory for data, logs and history, which is kept. Without it: a temporary one, kept after
     /// a failure
     #[arg(long, value_name = "FOLDER")]

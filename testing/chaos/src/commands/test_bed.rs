@@ -155,6 +155,7 @@ impl TestBed {
             log_kib: common.log_kib,
             catch_up_kib,
             disk_bytes,
+            tls: common.tls,
         };
         let made = async {
             let mut cluster = ChaosCluster::start(&options)?;

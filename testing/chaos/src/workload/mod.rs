@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use anyhow::bail;
 use helix_checker::HistoryEvent;
-use helix_client::{Admin, Client, Config, NewTopic, TokenSource};
+use helix_client::{Admin, Client, Config, NewTopic, TlsOptions, TokenSource};
 use helix_proto::log::v1::{StoredBatch, TopicConfig};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
@@ -75,6 +75,7 @@ pub(crate) struct WorkloadContext {
     ids: AtomicU32,
     nodes: Mutex<NodeAddresses>,
     starts: StartCounts,
+    tls: Option<TlsOptions>,
     seed: u64,
 }
 
@@ -180,6 +181,7 @@ impl WorkloadContext {
             ids: AtomicU32::new(1),
             nodes: Mutex::default(),
             starts: cluster.starts(),
+            tls: cluster.client_tls(),
             seed,
         };
         context.update_nodes(cluster);
@@ -285,6 +287,7 @@ impl WorkloadContext {
             request_timeout: REQUEST_MAX,
             seed: Some(self.seed ^ u64::from(id)),
             token: TokenSource::from_env()?,
+            tls: self.tls.clone(),
             ..Config::new(endpoints)
         };
         Ok(Client::new(config)?)

@@ -19,7 +19,15 @@ fn common(nodes: u64) -> CommonArgs {
     let seed = std::env::var("HELIX_SEED").ok().and_then(|text| text.parse().ok()).unwrap_or(7);
     println!("seed {seed} (set HELIX_SEED to repeat or vary)");
     let duration_max = Duration::from_secs(240);
-    CommonArgs { nodes, seed, topic_partitions: 6, duration_max, log_kib: None, keep: None }
+    CommonArgs {
+        nodes,
+        seed,
+        topic_partitions: 6,
+        duration_max,
+        log_kib: None,
+        tls: false,
+        keep: None,
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -1,0 +1,166 @@
+//! A connection with or without TLS.
+
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio_rustls::TlsStream;
+
+/// A connection whose first byte was read to learn its protocol.
+#[derive(Debug)]
+pub(crate) struct PeekedSocket<S> {
+    /// The byte, until it is read again.
+    first: Option<u8>,
+    inner: S,
+}
+
+impl<S> PeekedSocket<S> {
+    pub(crate) fn new(inner: S, first: Option<u8>) -> Self {
+        Self { first, inner }
+    }
+
+    pub(crate) fn get_ref(&self) -> &S {
+        &self.inner
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for PeekedSocket<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        if buffer.remaining() > 0
+            && let Some(first) = self.first.take()
+        {
+            buffer.put_slice(&[first]);
+            return Poll::Ready(Ok(()));
+        }
+        Pin::new(&mut self.inner).poll_read(context, buffer)
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for PeekedSocket<S> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.inner).poll_write(context, bytes)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffers: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.inner).poll_write_vectored(context, buffers)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.inner.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.inner).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.inner).poll_shutdown(context)
+    }
+}
+
+/// A connection with or without TLS.
+#[derive(Debug)]
+pub struct TlsSocket<S>(SocketKind<S>);
+
+#[derive(Debug)]
+enum SocketKind<S> {
+    Plain(PeekedSocket<S>),
+    Tls(Box<TlsStream<PeekedSocket<S>>>),
+}
+
+impl<S> TlsSocket<S> {
+    /// Wraps a connection without TLS.
+    pub fn plain(inner: S) -> Self {
+        Self::peeked(PeekedSocket::new(inner, None))
+    }
+
+    pub(crate) fn peeked(socket: PeekedSocket<S>) -> Self {
+        Self(SocketKind::Plain(socket))
+    }
+
+    pub(crate) fn tls(stream: impl Into<TlsStream<PeekedSocket<S>>>) -> Self {
+        Self(SocketKind::Tls(Box::new(stream.into())))
+    }
+
+    /// Returns true if the connection is encrypted.
+    pub fn is_encrypted(&self) -> bool {
+        matches!(self.0, SocketKind::Tls(_))
+    }
+
+    /// Returns the connection below TLS.
+    pub fn get_ref(&self) -> &S {
+        match &self.0 {
+            SocketKind::Plain(socket) => socket.get_ref(),
+            SocketKind::Tls(stream) => stream.get_ref().0.get_ref(),
+        }
+    }
+}
+
+/// Runs a call on the connection of either kind.
+macro_rules! on_either {
+    ($socket:expr, $stream:ident => $call:expr) => {
+        match &mut $socket.0 {
+            SocketKind::Plain($stream) => $call,
+            SocketKind::Tls(boxed) => {
+                let $stream = &mut **boxed;
+                $call
+            }
+        }
+    };
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for TlsSocket<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        on_either!(self, stream => Pin::new(stream).poll_read(context, buffer))
+    }
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for TlsSocket<S> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        on_either!(self, stream => Pin::new(stream).poll_write(context, bytes))
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffers: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        on_either!(self, stream => Pin::new(stream).poll_write_vectored(context, buffers))
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        match &self.0 {
+            SocketKind::Plain(socket) => socket.is_write_vectored(),
+            SocketKind::Tls(stream) => stream.is_write_vectored(),
+        }
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        on_either!(self, stream => Pin::new(stream).poll_flush(context))
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        on_either!(self, stream => Pin::new(stream).poll_shutdown(context))
+    }
+}

@@ -1,0 +1,327 @@
+//! The certificates in use, read again when their files change.
+
+use std::fmt;
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::time::Duration;
+
+use rustls::client::ResolvesClientCert;
+use rustls::server::{ClientHello, ResolvesServerCert};
+use rustls::sign::CertifiedKey;
+use rustls::{RootCertStore, SignatureScheme};
+use tokio::time::{Instant, MissedTickBehavior, interval};
+
+use crate::certificate::{CertificateInfo, CertificateKind, CertificateNames};
+use crate::error::TlsFilesError;
+use crate::files::{CertificateFiles, FileContents};
+use crate::identity::NodeIdentity;
+use crate::provider;
+
+/// Interval at which [`CertificateStore::watch`] reads the files.
+pub const RELOAD_INTERVAL: Duration = Duration::from_secs(5);
+
+/// The node that the certificate must be for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NodeRule {
+    /// Id of this node.
+    pub node_id: u64,
+    /// Name of its cluster; `None` accepts any.
+    pub cluster: Option<String>,
+}
+
+/// A certificate with its key, and the CAs that are trusted with it.
+pub struct TrustedSet {
+    pub(crate) own: Option<OwnKey>,
+    pub(crate) ca: Arc<RootCertStore>,
+    pub(crate) client_ca: Arc<RootCertStore>,
+    infos: Vec<CertificateInfo>,
+    identity: Result<NodeIdentity, String>,
+    contents: FileContents,
+}
+
+/// The key of this process, whatever server name or CA the other side asks for.
+#[derive(Debug, Clone)]
+pub(crate) struct OwnKey(Arc<CertifiedKey>);
+
+impl ResolvesServerCert for OwnKey {
+    fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+        Some(self.0.clone())
+    }
+}
+
+impl ResolvesClientCert for OwnKey {
+    fn resolve(&self, _: &[&[u8]], _: &[SignatureScheme]) -> Option<Arc<CertifiedKey>> {
+        Some(self.0.clone())
+    }
+
+    fn has_certs(&self) -> bool {
+        true
+    }
+}
+
+impl fmt::Debug for TrustedSet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TrustedSet").field("certificates", &self.infos).finish_non_exhaustive()
+    }
+}
+
+impl TrustedSet {
+    /// Returns the certificates of the set.
+    pub fn certificates(&self) -> &[CertificateInfo] {
+        &self.infos
+    }
+
+    /// Returns the node of the own certificate.
+    ///
+    /// # Errors
+    /// There is no own certificate, or it names no node.
+    pub fn identity(&self) -> Result<&NodeIdentity, String> {
+        self.identity.as_ref().map_err(Clone::clone)
+    }
+
+    fn parse(
+        files: &CertificateFiles,
+        rule: Option<&NodeRule>,
+        contents: FileContents,
+    ) -> Result<Self, TlsFilesError> {
+        let parsed = files.parse(&contents)?;
+        let mut infos = Vec::new();
+        let mut identity = Err("this process has no certificate".to_owned());
+        let own = match (parsed.own, &files.certificate, &files.key) {
+            (Some((chain, key)), Some(path), Some(key_path)) => {
+                let wrong = |what: String| TlsFilesError::new(path, what);
+                for (index, certificate) in chain.iter().enumerate() {
+                    let kind = match index {
+                        0 => CertificateKind::Own,
+                        _ => CertificateKind::Intermediate,
+                    };
+                    infos.push(CertificateInfo::of(kind, certificate).map_err(wrong)?);
+                }
+                let names = chain.first().map(|leaf| CertificateNames::of(leaf)).transpose();
+                let names = names.map_err(wrong)?.unwrap_or_default();
+                identity = NodeIdentity::of(&names);
+                check_rule(path, rule, &identity)?;
+                let key = CertifiedKey::from_der(chain, key, &provider())
+                    .map_err(|error| key_error(path, key_path, &error))?;
+                Some(OwnKey(Arc::new(key)))
+            }
+            _ => None,
+        };
+        let ca = roots(&files.ca, CertificateKind::Ca, &parsed.ca, &mut infos)?;
+        let client_ca = match files.client_ca.is_empty() {
+            true => ca.clone(),
+            false => {
+                let kind = CertificateKind::ClientCa;
+                roots(&files.client_ca, kind, &parsed.client_ca, &mut infos)?
+            }
+        };
+        Ok(Self { own, ca, client_ca, infos, identity, contents })
+    }
+
+    /// Returns the own certificate if it has expired.
+    fn expired(&self) -> Option<&CertificateInfo> {
+        let own = self.infos.iter().find(|info| info.kind == CertificateKind::Own);
+        own.filter(|info| info.seconds_left() < 0)
+    }
+}
+
+fn check_rule(
+    path: &Path,
+    rule: Option<&NodeRule>,
+    identity: &Result<NodeIdentity, String>,
+) -> Result<(), TlsFilesError> {
+    let Some(rule) = rule else { return Ok(()) };
+    let wrong = |what: String| TlsFilesError::new(path, what);
+    let identity = identity.as_ref().map_err(|what| wrong(what.clone()))?;
+    if identity.node_id != rule.node_id {
+        let (theirs, own) = (identity.node_id, rule.node_id);
+        return Err(wrong(format!("is for node {theirs}, and this is node {own}")));
+    }
+    match &rule.cluster {
+        Some(cluster) if *cluster != identity.cluster => {
+            let theirs = &identity.cluster;
+            Err(wrong(format!("is for cluster {theirs:?}, and this node is in {cluster:?}")))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn key_error(path: &Path, key_path: &Path, error: &rustls::Error) -> TlsFilesError {
+    match error {
+        rustls::Error::InconsistentKeys(_) => {
+            let path = path.display();
+            TlsFilesError::new(key_path, format!("is not the private key of {path}"))
+        }
+        _ => TlsFilesError::new(
+            key_path,
+            "the private key is not usable; use ECDSA P-256 or P-384, Ed25519, or RSA of 2048 to \
+             8192 bits",
+        ),
+    }
+}
+
+fn roots(
+    paths: &[std::path::PathBuf],
+    kind: CertificateKind,
+    certificates: &[rustls::pki_types::CertificateDer<'static>],
+    infos: &mut Vec<CertificateInfo>,
+) -> Result<Arc<RootCertStore>, TlsFilesError> {
+    let mut store = RootCertStore::empty();
+    let path = paths.first().map(std::path::PathBuf::as_path).unwrap_or_else(|| Path::new(""));
+    for certificate in certificates {
+        let wrong = |what: String| TlsFilesError::new(path, what);
+        infos.push(CertificateInfo::of(kind, certificate).map_err(wrong)?);
+        store
+            .add(certificate.clone())
+            .map_err(|error| wrong(format!("has a certificate that is no CA: {error}")))?;
+    }
+    Ok(Arc::new(store))
+}
+
+/// Reloads since the start.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ReloadStatus {
+    /// Sets that were taken, without the first one.
+    pub succeeded: u64,
+    /// Sets that were not valid.
+    pub failed: u64,
+    /// Time of the last reload, in seconds since the Unix epoch; of the start if there was none.
+    pub last_at: i64,
+    /// Problem of the files, while they are not valid; the set before is in use.
+    pub error: Option<String>,
+}
+
+/// State of the reloads.
+#[derive(Debug, Default)]
+struct Reloads {
+    status: ReloadStatus,
+    /// Problem of the last poll. It counts if the next poll finds it too: files are replaced one
+    /// after another.
+    pending: Option<String>,
+    checked_at: Option<Instant>,
+}
+
+/// The certificates of a process and the files that they come from.
+#[derive(Debug)]
+pub struct CertificateStore {
+    files: CertificateFiles,
+    rule: Option<NodeRule>,
+    current: RwLock<Arc<TrustedSet>>,
+    reloads: Mutex<Reloads>,
+}
+
+impl CertificateStore {
+    /// Reads the files. With `rule` the certificate must be for that node.
+    ///
+    /// An expired certificate is accepted here, so that a node starts; it is logged.
+    ///
+    /// # Errors
+    /// A file cannot be read or is not valid, or the files do not fit together.
+    pub fn open(
+        files: CertificateFiles,
+        rule: Option<NodeRule>,
+    ) -> Result<Arc<Self>, TlsFilesError> {
+        let set = TrustedSet::parse(&files, rule.as_ref(), files.read()?)?;
+        if let Some(CertificateInfo { name, .. }) = set.expired() {
+            tracing::error!(%name, "the certificate has expired; other processes will refuse it");
+        }
+        let reloads = Reloads {
+            status: ReloadStatus { last_at: crate::unix_now(), ..ReloadStatus::default() },
+            ..Reloads::default()
+        };
+        let current = RwLock::new(Arc::new(set));
+        Ok(Arc::new(Self { files, rule, current, reloads: Mutex::new(reloads) }))
+    }
+
+    /// Returns the set in use.
+    pub fn current(&self) -> Arc<TrustedSet> {
+        self.current.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Returns the reloads since the start.
+    pub fn status(&self) -> ReloadStatus {
+        self.reloads().status.clone()
+    }
+
+    /// Reads the files every [`RELOAD_INTERVAL`] until it is dropped.
+    pub async fn watch(self: Arc<Self>) {
+        let mut tick = interval(RELOAD_INTERVAL);
+        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tick.tick().await;
+            let store = self.clone();
+            // A stalled disk must not stall the runtime.
+            #[expect(clippy::disallowed_methods, reason = "raft/blocking.rs is for logs")]
+            let reading = tokio::task::spawn_blocking(move || store.refresh());
+            // Ignored: the runtime is shutting down.
+            let _ = reading.await;
+        }
+    }
+
+    /// Reads the files unless they were read within `age`. For clients, before they connect.
+    pub fn refresh_if_older(&self, age: Duration) {
+        let is_recent = {
+            let mut reloads = self.reloads();
+            let is_recent = reloads.checked_at.is_some_and(|at| at.elapsed() < age);
+            if !is_recent {
+                reloads.checked_at = Some(Instant::now());
+            }
+            is_recent
+        };
+        if !is_recent {
+            self.refresh();
+        }
+    }
+
+    /// Reads the files, and takes the new set if they have changed and are valid.
+    pub fn refresh(&self) {
+        let before = self.current();
+        let read = self.files.read().and_then(|contents| {
+            if contents == before.contents {
+                return Ok(None);
+            }
+            let set = TrustedSet::parse(&self.files, self.rule.as_ref(), contents)?;
+            match (set.expired(), &self.files.certificate) {
+                (Some(_), Some(path)) => {
+                    Err(TlsFilesError::new(path, "the new certificate has expired already"))
+                }
+                _ => Ok(Some(set)),
+            }
+        });
+        let mut reloads = self.reloads();
+        match read {
+            Ok(None) => {
+                reloads.pending = None;
+                reloads.status.error = None;
+            }
+            Ok(Some(set)) => {
+                reloads.pending = None;
+                reloads.status.error = None;
+                reloads.status.succeeded += 1;
+                reloads.status.last_at = crate::unix_now();
+                let days = set.infos.iter().map(|info| info.seconds_left() / 86_400).min();
+                tracing::info!(
+                    certificates = set.infos.len(),
+                    days_left = days.unwrap_or_default(),
+                    "took new certificates for new connections"
+                );
+                *self.current.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(set);
+            }
+            Err(error) => {
+                let error = error.to_string();
+                let is_lasting = reloads.pending.is_some();
+                reloads.pending = Some(error.clone());
+                if is_lasting && reloads.status.error.as_ref() != Some(&error) {
+                    reloads.status.failed += 1;
+                    reloads.status.last_at = crate::unix_now();
+                    tracing::warn!("kept the certificates in use, the new ones fail: {error}");
+                    reloads.status.error = Some(error);
+                }
+            }
+        }
+    }
+
+    fn reloads(&self) -> MutexGuard<'_, Reloads> {
+        self.reloads.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
