@@ -86,10 +86,9 @@ impl Connector {
         let stream = connector.connect(name, PeekedSocket::new(socket, None)).await;
         let mut stream = stream.map_err(HandshakeError::from_io)?;
         if stream.get_ref().1.protocol_version() == Some(ProtocolVersion::TLSv1_3) {
-            match timeout(CONFIRMATION_WAIT_MAX, confirmed(&mut stream)).await {
-                Ok(confirmed) => confirmed?,
-                // A server may wait for the first request.
-                Err(_) => {}
+            // Without confirmation in time, the server waits for the first request.
+            if let Ok(confirmed) = timeout(CONFIRMATION_WAIT_MAX, confirmed(&mut stream)).await {
+                confirmed?;
             }
         }
         Ok(TlsSocket::tls(stream))

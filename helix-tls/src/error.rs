@@ -92,10 +92,9 @@ pub fn describe_tls_error(error: &(dyn StdError + 'static)) -> Option<String> {
             return Some(describe(error));
         }
         // The source of an I/O error is that of the error within.
-        if let Some(inner) = error.downcast_ref::<io::Error>().and_then(io::Error::get_ref) {
-            if let Some(what) = describe_tls_error(inner) {
-                return Some(what);
-            }
+        let inner = error.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
+        if let Some(what) = inner.and_then(|inner| describe_tls_error(inner)) {
+            return Some(what);
         }
         next = error.source();
     }

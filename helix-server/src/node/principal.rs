@@ -189,9 +189,7 @@ impl Node {
         let access = self.cluster.machine().access();
         let Some(header) = header else {
             return match certificate {
-                Some(Ok(principal)) => {
-                    Ok(Some(Caller::new(self, principal.clone(), None, access)))
-                }
+                Some(Ok(principal)) => Ok(Some(Caller::new(self, principal.clone(), None, access))),
                 Some(Err(what)) => Err(TokenError::Certificate(what.clone())),
                 None => Ok(None),
             };
