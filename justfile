@@ -44,6 +44,14 @@ fuzz target *args:
 soak-kill kills="500":
     HELIX_KILLS={{kills}} cargo test --release -p helix-server --test it -- kill --nocapture
 
+# Build a release archive with checksums: `TARGET=x86_64-unknown-linux-musl just dist`.
+dist:
+    bash scripts/dist.sh
+
+# Run the shell blocks of the README with the release build.
+readme:
+    bash scripts/readme.sh
+
 # Run the bench: `just bench write --clients 4 --duration 5s`.
 bench *args:
     cargo run --release -p helix-bench -- {{args}}

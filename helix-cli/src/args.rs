@@ -7,6 +7,7 @@ mod cert;
 mod cluster;
 mod config;
 mod context;
+mod debug;
 mod dev;
 mod global;
 mod group;
@@ -19,13 +20,14 @@ mod wal;
 use clap::{CommandFactory, Parser, Subcommand};
 use clap_complete::Shell;
 
-use crate::{context as contexts, exit};
+use crate::{completion, context as contexts, exit};
 pub(crate) use access::{AclChangeArgs, AclSubcommand, TokenSubcommand, rule_text};
 pub(crate) use backup::{BackupArgs, BackupSubcommand, RestoreArgs};
 pub(crate) use cert::{CaArgs, CertSubcommand, ClientCertArgs, NodeCertArgs};
 pub(crate) use cluster::{ClusterSubcommand, HealthArgs, WaitArgs};
 pub(crate) use config::ConfigSubcommand;
 pub(crate) use context::ContextSubcommand;
+pub(crate) use debug::{BundleArgs, DebugSubcommand, TopArgs};
 #[cfg(test)]
 pub(crate) use dev::DevPortArgs;
 pub(crate) use dev::{DemoArgs, DevArgs, DevStartArgs, DevSubcommand};
@@ -110,6 +112,13 @@ pub(crate) enum CliCommand {
     Restore(RestoreArgs),
     /// Check addresses, versions, disks and health of all nodes
     Check,
+    /// Watch nodes, shards, topics and groups on the whole terminal
+    ///
+    /// Press ? for the keys.
+    Top(TopArgs),
+    /// Collect facts about a problem
+    #[command(subcommand)]
+    Debug(DebugSubcommand),
     /// Manage contexts
     #[command(subcommand, after_help = contexts::HELP)]
     Context(ContextSubcommand),
@@ -122,6 +131,7 @@ pub(crate) enum CliCommand {
     /// Explain an error reason, or list all reasons
     Explain {
         /// Reason, as shown in brackets after an error: NO_LEADER
+        #[arg(add = completion::reasons())]
         reason: Option<String>,
     },
     /// Print examples of every command
@@ -148,6 +158,8 @@ empty. Offsets start at 0 in the restored topic, unless --keep-offsets is given.
 new; keys, values, headers and event times are preserved.";
 
 const COMPLETIONS: &str = "\
+Completes commands and flags, and topics, groups and contexts as they are.
+
 Installation:
   helix completions bash > ~/.local/share/bash-completion/completions/helix
   helix completions zsh > ~/.zfunc/_helix     with fpath+=~/.zfunc before compinit in ~/.zshrc
@@ -184,6 +196,8 @@ impl CliCommand {
             | Self::Whoami
             | Self::Wal(_)
             | Self::Check
+            | Self::Top(_)
+            | Self::Debug(_)
             | Self::Config(_)
             | Self::Context(_)
             | Self::Cert(_)
@@ -218,6 +232,8 @@ impl CliCommand {
             | Self::Offsets(_)
             | Self::Restore(_)
             | Self::Check
+            | Self::Top(_)
+            | Self::Debug(_)
             | Self::Version => true,
             Self::Backup(args) => args.command.is_none(),
             Self::Demo(_)
@@ -251,6 +267,25 @@ pub(crate) fn schema_request() -> Option<Vec<String>> {
     Some(path)
 }
 
+/// Returns true if the words select JSON output, also where they are not valid otherwise.
+pub(crate) fn is_json_requested(words: impl Iterator<Item = String>) -> bool {
+    let mut words = words.take_while(|word| word != "--").peekable();
+    while let Some(word) = words.next() {
+        let value = match word.as_str() {
+            "-o" | "--output" => words.peek().cloned().unwrap_or_default(),
+            word => {
+                let short = word.strip_prefix("-o").filter(|_| !word.starts_with("--"));
+                let value = word.strip_prefix("--output=").or(short);
+                value.unwrap_or_default().trim_start_matches('=').to_owned()
+            }
+        };
+        if matches!(value.as_str(), "json" | "jsonl") {
+            return true;
+        }
+    }
+    false
+}
+
 /// Makes all arguments of a command optional.
 fn without_required_args(command: clap::Command) -> clap::Command {
     let command = command.mut_args(|arg| arg.required(false)).subcommand_required(false);
@@ -281,12 +316,13 @@ mod tests {
 
     #[test]
     fn positions_may_start_with_a_hyphen() {
-        let command = parse("helix consume orders --from -100 --until @-15m -n 5 -p 0,2").unwrap();
+        let command =
+            parse("helix consume orders --from -100 --until @-15m -n 5 -p 0,2-3").unwrap();
         let CliCommand::Consume(args) = command else { panic!("consume") };
         let range = args.range().unwrap();
         assert_eq!(range.from, Some(PositionArg::BeforeEnd(100)));
         assert_eq!(range.until, Some(PositionArg::Ago(Duration::from_secs(900))));
-        assert_eq!((args.max_records, args.partitions), (Some(5), vec![0, 2]));
+        assert_eq!((args.max_records, args.partitions.to_vec()), (Some(5), vec![0, 2, 3]));
     }
 
     #[test]
@@ -303,15 +339,17 @@ mod tests {
     }
 
     #[test]
-    fn tail_short_f_follows_and_consume_short_f_formats() {
-        let CliCommand::Tail(args) = parse("helix tail orders -n 3 -f -F %o").unwrap() else {
+    fn short_flags_have_one_meaning() {
+        let CliCommand::Tail(args) = parse("helix tail orders -n 3 -F -f %o").unwrap() else {
             panic!("tail")
         };
         assert!(args.follow && args.format.is_some() && args.max_records == 3);
-        for line in ["helix consume orders -f %o", "helix consume orders -F %o"] {
-            let CliCommand::Consume(args) = parse(line).unwrap() else { panic!("consume") };
-            assert!(args.format.is_some() && !args.follow);
-        }
+        let CliCommand::Consume(args) = parse("helix consume orders -F -f %o").unwrap() else {
+            panic!("consume")
+        };
+        assert!(args.follow && args.format.is_some());
+        // -p selects partitions in every command, so it is not their number.
+        assert!(parse("helix topic create orders -p 4").is_err());
     }
 
     #[test]

@@ -2,6 +2,8 @@
 //! The child stops when its standard input closes, so it never outlives this process.
 
 use std::collections::VecDeque;
+use std::fs::File;
+use std::io::Write;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::PathBuf;
 use std::process::{ExitStatus, Stdio};
@@ -16,6 +18,7 @@ use tokio::process::{Child, ChildStdin, Command};
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::exit::{CliError, Exit};
+use crate::files;
 use crate::output::message;
 use crate::tls::ContextTls;
 
@@ -78,6 +81,16 @@ impl ChildNodeOptions {
         loopback(self.port)
     }
 
+    /// Opens the file that keeps the output of the node, beside its data directory.
+    fn open_log(&self) -> anyhow::Result<Option<Arc<File>>> {
+        let Some(directory) = &self.data_dir else { return Ok(None) };
+        let path = directory.with_extension("log");
+        let opened = path.parent().map_or(Ok(()), files::create_directory);
+        let opened = opened.and_then(|()| files::open_to_append(&path));
+        let file = opened.with_context(|| format!("open {}", path.display()))?;
+        Ok(Some(Arc::new(file)))
+    }
+
     fn arguments(&self) -> Vec<String> {
         let mut arguments = vec!["server".to_owned(), "--exit-with-stdin".to_owned()];
         let mut flag = |name: &str, value: String| arguments.extend([name.to_owned(), value]);
@@ -124,18 +137,21 @@ impl ChildNode {
                 command.env_remove(name);
             }
         }
+        let log = options.open_log()?;
         if std::env::var_os("HELIX_LOG").is_none() {
-            command.env("HELIX_LOG", "warn,openraft=error");
+            // A file may have more lines than a terminal.
+            let level = if options.is_quiet && log.is_some() { "info" } else { "warn" };
+            command.env("HELIX_LOG", format!("{level},openraft=error"));
         }
         let mut child = command.spawn().context("start a node")?;
         let stdin = child.stdin.take();
         let lines = Arc::default();
         let shown = (!options.is_quiet).then_some(options.node_id);
         if let Some(stdout) = child.stdout.take() {
-            collect_output(stdout, &lines, shown);
+            collect_output(stdout, &lines, shown, log.clone());
         }
         if let Some(stderr) = child.stderr.take() {
-            collect_output(stderr, &lines, shown);
+            collect_output(stderr, &lines, shown, log);
         }
         Ok(Self { options, state: ProcessState::Running, child, stdin, lines })
     }
@@ -302,6 +318,7 @@ fn collect_output(
     output: impl AsyncRead + Unpin + Send + 'static,
     kept: &Arc<Mutex<VecDeque<String>>>,
     shown: Option<u64>,
+    log: Option<Arc<File>>,
 ) {
     let kept = kept.clone();
     let mut lines = BufReader::new(output).lines();
@@ -310,6 +327,10 @@ fn collect_output(
         while let Ok(Some(line)) = lines.next_line().await {
             if let Some(node_id) = shown {
                 message!("node {node_id}: {line}");
+            }
+            if let Some(log) = &log {
+                // Ignored: a full disk must not stop the node.
+                let _ = (&**log).write_all(format!("{line}\n").as_bytes());
             }
             let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
             if kept.len() == LINES_KEPT {

@@ -12,10 +12,20 @@ use crate::args::GlobalArgs;
 /// Timeout of the first request; long enough for a node that is starting.
 const FIRST_RESPONSE_MAX: Duration = Duration::from_secs(2);
 
+/// Shortest timeout of a request; a shorter --timeout ends the command.
+const REQUEST_TIMEOUT_MIN: Duration = Duration::from_millis(100);
+
 /// Returns the client's settings: addresses, token and TLS that the global options select.
 pub(crate) fn config(global: &GlobalArgs) -> Config {
-    let (token, tls) = (global.token.clone(), global.tls_files.clone());
-    Config { token, tls, ..Config::new(global.addr.iter().cloned()) }
+    let defaults = Config::new(global.addr.iter().cloned());
+    let request_timeout = global.timeout.unwrap_or(defaults.request_timeout);
+    Config {
+        token: global.token.clone(),
+        tls: global.tls_files.clone(),
+        pending: global.pending.clone(),
+        request_timeout: request_timeout.max(REQUEST_TIMEOUT_MIN),
+        ..defaults
+    }
 }
 
 /// Connects to the cluster.
@@ -24,7 +34,10 @@ pub(crate) fn config(global: &GlobalArgs) -> Config {
 /// Fails if no node answers.
 pub(crate) async fn connect(global: &GlobalArgs) -> anyhow::Result<Client> {
     let config = config(global);
-    let probe = Config { request_timeout: FIRST_RESPONSE_MAX, ..config.clone() };
+    let probe = Config {
+        request_timeout: FIRST_RESPONSE_MAX.min(config.request_timeout),
+        ..config.clone()
+    };
     let probe = Client::connect(probe).await;
     probe.with_context(|| format!("connect to {}", global.addr.join(",")))?;
     Ok(Client::new(config)?)

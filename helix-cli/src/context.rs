@@ -17,7 +17,7 @@ use crate::tls::ContextTls;
 pub(crate) const DEFAULT_ADDR: &str = "127.0.0.1:9092";
 
 /// Environment variable with addresses in the format of `--addr`.
-const ENV: &str = "HELIX_ADDR";
+pub(crate) const ENV: &str = "HELIX_ADDR";
 
 /// Order of the address sources, for help texts and documentation.
 pub(crate) const HELP: &str = "\

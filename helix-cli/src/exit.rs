@@ -74,6 +74,16 @@ impl CliError {
         Self { hint: hint.into(), ..self }
     }
 
+    /// The result that the command printed states the error; no error text is printed.
+    pub(crate) fn reported(exit: Exit) -> Self {
+        Self::new(exit, "")
+    }
+
+    /// Returns true if the printed result states the error.
+    pub(crate) fn is_reported(&self) -> bool {
+        self.what.is_empty()
+    }
+
     /// The user interrupted the command; no error text is printed.
     pub(crate) fn interrupted() -> Self {
         Self::new(Exit::Interrupted, "interrupted")
@@ -102,6 +112,18 @@ pub(crate) fn of(error: &anyhow::Error) -> Exit {
         }
     }
     Exit::Error
+}
+
+/// Returns true if a lost majority may explain the error.
+pub(crate) fn may_lack_nodes(error: &anyhow::Error) -> bool {
+    let cause = error.chain().find_map(|cause| cause.downcast_ref::<ClientError>());
+    cause.is_some_and(|error| match error.reason {
+        Some(reason) => matches!(
+            reason,
+            ErrorReason::NoLeader | ErrorReason::OutcomeUnknown | ErrorReason::NotLeader
+        ),
+        None => matches!(error.code, Code::Unavailable | Code::DeadlineExceeded),
+    })
 }
 
 fn of_service_error(reason: Option<ErrorReason>, code: Code) -> Exit {

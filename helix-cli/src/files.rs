@@ -6,7 +6,7 @@
 
 use std::ffi::OsString;
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
-use std::io::{self, ErrorKind, Write};
+use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
@@ -72,6 +72,16 @@ pub(crate) fn open(path: &Path) -> io::Result<File> {
     File::open(path)
 }
 
+/// Reads the end of a file, at most `bytes_max`.
+pub(crate) fn read_end(path: &Path, bytes_max: usize) -> io::Result<Vec<u8>> {
+    let mut file = File::open(path)?;
+    let length = file.metadata()?.len();
+    file.seek(SeekFrom::Start(length.saturating_sub(bytes_max as u64)))?;
+    let mut content = Vec::new();
+    file.take(bytes_max as u64).read_to_end(&mut content)?;
+    Ok(content)
+}
+
 /// Truncates a file to `length` bytes and opens it for appending.
 /// Creates a missing file if `length` is 0.
 pub(crate) fn open_at(path: &Path, length: u64) -> io::Result<File> {
@@ -79,6 +89,11 @@ pub(crate) fn open_at(path: &Path, length: u64) -> io::Result<File> {
     let file = options.append(true).create(length == 0).open(path)?;
     file.set_len(length)?;
     Ok(file)
+}
+
+/// Opens a file for appending; creates a missing one.
+pub(crate) fn open_to_append(path: &Path) -> io::Result<File> {
+    OpenOptions::new().append(true).create(true).open(path)
 }
 
 /// Lists the names in a directory, sorted.
@@ -109,10 +124,20 @@ fn parent(path: &Path) -> &Path {
 
 /// Returns the user's configuration directory of Helix; None without a home directory.
 pub(crate) fn config_directory() -> Option<PathBuf> {
-    let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty());
-    let base = match variable("XDG_CONFIG_HOME") {
+    user_directory("XDG_CONFIG_HOME", ".config")
+}
+
+/// Returns the user's directory for the state of Helix; None without a home directory.
+pub(crate) fn state_directory() -> Option<PathBuf> {
+    user_directory("XDG_STATE_HOME", ".local/state")
+}
+
+/// Returns the directory of Helix in the one that a variable names, or in one of the home directory.
+fn user_directory(variable: &str, in_home: &str) -> Option<PathBuf> {
+    let of = |name| std::env::var_os(name).filter(|value| !value.is_empty());
+    let base = match of(variable) {
         Some(directory) => PathBuf::from(directory),
-        None => PathBuf::from(variable("HOME")?).join(".config"),
+        None => PathBuf::from(of("HOME")?).join(in_home),
     };
     Some(base.join("helix"))
 }

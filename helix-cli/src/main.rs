@@ -6,6 +6,7 @@ mod backup;
 mod child_node;
 mod clock;
 mod commands;
+mod completion;
 mod compression;
 mod connect;
 mod context;
@@ -16,11 +17,13 @@ mod exit;
 mod files;
 mod format;
 mod interrupt;
+mod line_parser;
 mod local_cluster;
 #[cfg(test)]
 mod manual;
 mod offset_lookup;
 mod output;
+mod partitions;
 mod position;
 mod reasons;
 mod report;
@@ -30,12 +33,14 @@ mod style;
 mod template;
 mod tls;
 mod units;
+mod wait_notes;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::Context;
-use clap::{CommandFactory, Parser};
+use clap::Parser;
 use helix_client::TokenSource;
 
 use args::{Cli, CliCommand, ClusterSubcommand, GlobalArgs};
@@ -46,19 +51,28 @@ use commands::{
 use exit::{CliError, Exit};
 use report::ErrorContext;
 use style::Style;
+use wait_notes::WaitNotes;
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
+/// Time after --timeout in which a command may still report its own error.
+const TIMEOUT_GRACE: Duration = Duration::from_millis(300);
+
 fn main() -> ExitCode {
+    completion::complete_if_asked();
     if let Some(path) = args::schema_request() {
         let path: Vec<&str> = path.iter().map(String::as_str).collect();
         return report_error(result_schemas::show(&path), &ErrorContext::default()).into();
     }
-    let Cli { mut global, command } = Cli::parse();
+    let Cli { mut global, command } = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return report_usage(&error),
+    };
     if let CliCommand::Server(args) = command {
         return server::run(args);
     }
+    let mut needed_nodes = None;
     // Resolved once, because errors name the source of the addresses.
     let resolved = match command.needs_cluster() {
         true => resolve(&mut global),
@@ -71,19 +85,44 @@ fn main() -> ExitCode {
         CliCommand::Cert(command) => commands::cert::run(&global, command),
         CliCommand::Explain { reason } => explain::run(&global, reason.as_deref()),
         CliCommand::Cheat => cheat::run(),
-        CliCommand::Completions { shell } => {
-            let mut completions = Vec::new();
-            clap_complete::generate(*shell, &mut Cli::command(), "helix", &mut completions);
-            output::write(&completions).context("print the completions")
-        }
-        command => on_runtime(&global, command),
+        CliCommand::Completions { shell } => completion::print_registration(*shell),
+        command => on_runtime(&mut global, command, &mut needed_nodes),
     });
-    let topic = command.topic().map(str::to_owned);
-    let group = command.group().map(str::to_owned);
-    let is_health = matches!(command, CliCommand::Cluster(ClusterSubcommand::Health(_)));
-    let GlobalArgs { addr, addr_source, .. } = global;
-    let context = ErrorContext { addr: addr.join(","), addr_source, topic, group, is_health };
+    let retry_hint = match &command {
+        CliCommand::Produce(args) => Some(produce::hint_after_unknown_outcome(args)),
+        _ => None,
+    };
+    let context = ErrorContext {
+        addr: global.addr.join(","),
+        addr_source: global.addr_source,
+        topic: command.topic().map(str::to_owned),
+        group: command.group().map(str::to_owned),
+        is_health: matches!(command, CliCommand::Cluster(ClusterSubcommand::Health(_))),
+        needed_nodes,
+        retry_hint,
+        is_json: global.output.is_json(),
+    };
     report_error(outcome, &context).into()
+}
+
+/// Reports arguments that clap rejects, or prints the help that they ask for.
+fn report_usage(error: &clap::Error) -> ExitCode {
+    let is_json = error.use_stderr() && args::is_json_requested(std::env::args());
+    if is_json {
+        let context = ErrorContext { is_json, ..ErrorContext::default() };
+        let text = error.render().to_string();
+        let mut parts = text.trim_start_matches("error: ").splitn(2, "\n\n");
+        let what = parts.next().unwrap_or_default().trim().to_owned();
+        let hint = parts.next().unwrap_or_default().trim().to_owned();
+        let failure = CliError::new(Exit::Usage, what).hint(hint);
+        return report_error(Err(failure.into()), &context).into();
+    }
+    // Ignored: there is nowhere to report it.
+    let _ = error.print();
+    match error.use_stderr() {
+        true => Exit::Usage.into(),
+        false => Exit::Done.into(),
+    }
 }
 
 /// Selects the addresses, the token and the files of TLS of a command that connects to a cluster.
@@ -117,14 +156,23 @@ fn token_source(global: &GlobalArgs, of_context: Option<PathBuf>) -> anyhow::Res
 fn report_error(outcome: anyhow::Result<()>, context: &ErrorContext) -> Exit {
     let Err(error) = outcome else { return Exit::Done };
     let exit = exit::of(&error);
-    if !matches!(exit, Exit::Done | Exit::Interrupted) {
-        let text = report::render(&error, context, Style::of_stderr());
+    let is_reported = error.downcast_ref::<CliError>().is_some_and(CliError::is_reported);
+    if !is_reported && !matches!(exit, Exit::Done | Exit::Interrupted) {
+        let text = match context.is_json {
+            true => report::render_json(&error, context),
+            false => report::render(&error, context, Style::of_stderr()),
+        };
         output::write_message(format_args!("{text}"));
     }
     exit
 }
 
-fn on_runtime(global: &GlobalArgs, command: &CliCommand) -> anyhow::Result<()> {
+/// Runs a command. If it fails because nodes are down, sets `needed_nodes` to those that are needed.
+fn on_runtime(
+    global: &mut GlobalArgs,
+    command: &CliCommand,
+    needed_nodes: &mut Option<String>,
+) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     let runtime = runtime.context("start the runtime's threads")?;
     interrupt::watch(match command {
@@ -134,10 +182,49 @@ fn on_runtime(global: &GlobalArgs, command: &CliCommand) -> anyhow::Result<()> {
         CliCommand::Consume(args) if args.group.is_some() => interrupt::LEAVE_MAX,
         _ => interrupt::CANCEL_MAX,
     });
-    let outcome = runtime.block_on(run(global, command));
+    let outcome = runtime.block_on(async {
+        // The view of `helix top` fills the terminal.
+        let notes = (!matches!(command, CliCommand::Top(_))).then(|| WaitNotes::start(global));
+        let outcome = run_within(global, command).await;
+        drop(notes);
+        if outcome.as_ref().is_err_and(exit::may_lack_nodes) && command.needs_cluster() {
+            tokio::select! {
+                needed = cluster::needed::look_up(global) => *needed_nodes = needed,
+                () = interrupt::interrupted() => {}
+            }
+        }
+        outcome
+    });
     // Does not wait for a blocked read of standard input.
     runtime.shutdown_background();
     outcome
+}
+
+/// Runs a command within --timeout, if it does not end by itself then.
+async fn run_within(global: &GlobalArgs, command: &CliCommand) -> anyhow::Result<()> {
+    let has_own_limit = matches!(
+        command,
+        // The time counts for each batch, so that the outcome of all records is reported.
+        CliCommand::Produce(_)
+            | CliCommand::Cluster(
+                ClusterSubcommand::Health(_)
+                    | ClusterSubcommand::AddNode { .. }
+                    | ClusterSubcommand::RemoveNode { .. }
+                    | ClusterSubcommand::ReplaceNode { .. }
+            )
+    );
+    let Some(limit) = global.timeout.filter(|_| !has_own_limit) else {
+        return run(global, command).await;
+    };
+    // The client gives up first, and its error says more.
+    match tokio::time::timeout(limit + TIMEOUT_GRACE, run(global, command)).await {
+        Ok(outcome) => outcome,
+        Err(_) => {
+            let what = format!("not done after {}", units::duration(limit));
+            let failure = CliError::new(Exit::Unavailable, what).why("--timeout has passed");
+            Err(failure.hint("helix cluster health").into())
+        }
+    }
 }
 
 async fn run(global: &GlobalArgs, command: &CliCommand) -> anyhow::Result<()> {
@@ -145,6 +232,7 @@ async fn run(global: &GlobalArgs, command: &CliCommand) -> anyhow::Result<()> {
         // These commands handle interrupts themselves, to clean up.
         CliCommand::Demo(args) => demo::run(global, args).await,
         CliCommand::Dev(args) => dev::run(global, args).await,
+        CliCommand::Top(args) => commands::top::run(global, args).await,
         CliCommand::Produce(args) => produce::run(global, args).await,
         CliCommand::Consume(args) if args.group.is_some() => consume_group::run(global, args).await,
         command => tokio::select! {
@@ -170,10 +258,12 @@ async fn run_cancellable(global: &GlobalArgs, command: &CliCommand) -> anyhow::R
         CliCommand::Backup(args) => backup::run(global, args).await,
         CliCommand::Restore(args) => backup::restore::run(global, args).await,
         CliCommand::Check => check::run(global).await,
+        CliCommand::Debug(command) => commands::debug::run(global, command).await,
         CliCommand::Version => version::run(global).await,
         CliCommand::Demo(_)
         | CliCommand::Dev(_)
         | CliCommand::Produce(_)
+        | CliCommand::Top(_)
         | CliCommand::Server(_)
         | CliCommand::Wal(_)
         | CliCommand::Config(_)

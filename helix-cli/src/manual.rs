@@ -18,17 +18,18 @@ const PATH: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/cli.md");
 /// Keys of results that are not fields of an API message.
 const OWN_KEYS: &str = "\
 acked_behind acked_records addr allocated_segments backup_start_offset caught_up_ms cause \
-certificate changed check checkpoint_bytes checkpoint_index codec codecs compressed_batches \
-connections_max context cpus crash damaged default dir displaced doubled dropped entries \
-explanation failed_line failover_all_ms failover_ms failure file file_bytes files findings \
-first_byte first_index flag frame_bytes gaps grpc_code has_vote help hint in_flight_records \
-is_current is_damaged is_reachable is_unread kept_index key_base64 last_term later_files \
-led_shards leftovers logs mb_per_sec meaning missing missing_offsets new_records next_byte \
-node_count out_of_order owned_count partition_id partitions_led pid ratio reachable_nodes read \
-ready_segments record_bytes records_per_sec records_read reported_by restart_ms revoked rule \
-sampled_batches says_healthy seconds segments shard_count shards_led stored_bytes streams \
-sync_p50_us sync_p99_us target_count throttled tls token_file torn_bytes unwritten_bytes \
-uptime_seconds used_bytes value_base64 variable wanted what why write write_after";
+certificate changed check checkpoint_bytes checkpoint_index codec codecs commit \
+compressed_batches connections_max context cpus crash damaged default dir displaced doubled \
+dropped entries explanation failed_line failover_all_ms failover_ms failure file file_bytes files \
+findings first_byte first_index flag frame_bytes gaps grpc_code has_vote help hint \
+in_flight_records is_current is_damaged is_reachable is_unread kept_index key_base64 last_term \
+later_files led_shards leftovers logs mb_per_sec meaning missing missing_offsets missing_parts \
+moves_back_to new_records next_byte node_count obstacles out_of_order owned_count partition_id \
+partitions_led pid ratio reachable_nodes read ready_segments record_bytes records_per_sec \
+records_read reported_by restart_ms resumed_records revoked rule sampled_batches says_healthy \
+seconds segments shard_count shards_led stored_bytes streams sync_p50_us sync_p99_us target_count \
+throttled tls token_file torn_bytes uncertain_records unwritten_bytes uptime_seconds used_bytes \
+value_base64 variable wanted warnings what why write write_after";
 
 const INTRODUCTION: &str = "\
 # The command line
@@ -51,9 +52,20 @@ terminal. This page is generated from the program, and a test checks that it is 
 | `jsonl` | a line for each element, for `jq`, `grep` and similar tools |
 
 `consume`, `tail` and `cluster health --watch` print one JSON document after the other. `--schema`
-prints the JSON Schema of a command's results and exits. Below, a `?` marks fields that may be null
-or absent. `-q` prints only results and errors. Colours are used only on a terminal, and never if
-`NO_COLOR` is set.
+prints the JSON Schema of a command's results, with that of errors under `$defs`, and exits. Below, a
+`?` marks fields that may be null or absent. `-q` prints only results and errors. Colours are used
+only on a terminal, and never if `NO_COLOR` is set.
+
+With `-o json` an error is one line of JSON on standard error:
+`{\"error\": {\"reason\", \"code\", \"may_have_applied\", \"message\", \"hint\"}}`. `reason` is null if
+the service gave none; `code` is the gRPC code.
+
+Tables show no column without values, and on a terminal they cut long texts to its width; `-o wide`
+shows everything. `consume` and `tail` print partition, offset, time, key and value on a terminal, and
+values only into a pipe or file.
+
+After two seconds a terminal shows what a command waits for. `--timeout` bounds every command; for
+`produce` it is the time for each batch.
 ";
 
 const KEYS: &str = "\
@@ -92,8 +104,8 @@ fn manual() -> String {
     let mut section = |title: &str, before: &str, block: &str| {
         let _ = write!(text, "\n## {title}\n\n{before}```\n{block}\n```\n");
     };
-    let forms = "`consume -f FORMAT` and `tail -F FORMAT` print records in a custom format, like \
-                 `'%p %o %t %k %v\\n'`:\n\n";
+    let forms = "`consume -f FORMAT` and `tail -f FORMAT` print records in a custom format, like \
+                 `'%p %o %t %k %v\\n'`. `produce -f FORMAT` reads lines of such a format:\n\n";
     section("Format strings", forms, template::HELP);
     let _ = write!(text, "\n{KEYS}");
     let _ = write!(text, "\n## Exit codes\n\n```\n{}\n```\n", exit::CODES);

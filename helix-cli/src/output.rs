@@ -6,7 +6,8 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
-use std::io::{self, ErrorKind, Write};
+use std::io::{self, ErrorKind, IsTerminal, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::Context;
 use schemars::JsonSchema;
@@ -14,6 +15,7 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 
 use crate::format::OutputFormat;
+use crate::style::Style;
 use crate::{schema, units};
 
 /// Prints results to standard output.
@@ -27,8 +29,14 @@ impl Output {
     pub(crate) fn show<T: Serialize + JsonSchema>(self, result: &T) -> anyhow::Result<()> {
         let result = serde_json::to_value(result)?;
         let text = match self.format {
-            OutputFormat::Table => table(&result, &schema::wide_fields(&schema::of::<T>())),
-            OutputFormat::Wide => table(&result, &BTreeSet::new()),
+            OutputFormat::Table => {
+                let hidden = schema::wide_fields(&schema::of::<T>());
+                let form = TableForm { hidden, drops_empty: true, ..TableForm::of_stdout() };
+                table(&result, &form)
+            }
+            OutputFormat::Wide => {
+                table(&result, &TableForm { width_max: None, ..TableForm::of_stdout() })
+            }
             OutputFormat::Json => format!("{result:#}\n"),
             OutputFormat::Jsonl => lines(&result),
         };
@@ -74,6 +82,7 @@ impl std::error::Error for StdoutClosed {}
 /// # Errors
 /// [`StdoutClosed`], or another failure of the write.
 pub(crate) fn write(data: &[u8]) -> anyhow::Result<()> {
+    set_note(None);
     let mut out = io::stdout().lock();
     match out.write_all(data).and_then(|()| out.flush()) {
         Err(error) if error.kind() == ErrorKind::BrokenPipe => Err(StdoutClosed.into()),
@@ -92,7 +101,20 @@ pub(crate) fn unless_closed(written: anyhow::Result<()>) -> anyhow::Result<()> {
 /// Writes a message to standard error. A message that cannot be written is dropped: `eprint!` would
 /// panic.
 pub(crate) fn write_message(message: fmt::Arguments<'_>) {
+    set_note(None);
     let _ = io::stderr().write_fmt(message);
+}
+
+/// True while the last line of the terminal is a note.
+static HAS_NOTE: AtomicBool = AtomicBool::new(false);
+
+/// Replaces the note on the terminal's last line, or removes it.
+pub(crate) fn set_note(note: Option<&str>) {
+    let had_note = HAS_NOTE.swap(note.is_some(), Ordering::Relaxed);
+    if had_note || note.is_some() {
+        let note = note.unwrap_or_default();
+        let _ = io::stderr().write_fmt(format_args!("\r\x1b[K{note}"));
+    }
 }
 
 /// Prints a line to standard error, if it can be written.
@@ -118,27 +140,87 @@ fn lines(result: &Value) -> String {
     }
 }
 
-/// Names of the fields that a table hides.
-type Hidden = BTreeSet<String>;
+/// Width of tables on a terminal of unknown width.
+const WIDTH_DEFAULT: usize = 80;
+
+/// Width below which a column is not cut.
+const CUT_WIDTH_MIN: usize = 16;
+
+/// How tables are printed.
+#[derive(Debug, Clone, Default)]
+struct TableForm {
+    /// Names of the fields that are not shown.
+    hidden: BTreeSet<String>,
+    /// Columns without any value are not shown.
+    drops_empty: bool,
+    /// Width at which long texts are cut. None where a program reads the table.
+    width_max: Option<usize>,
+    style: Style,
+}
+
+impl TableForm {
+    fn of_stdout() -> Self {
+        let columns =
+            std::env::var("COLUMNS").ok().and_then(|columns| columns.parse::<usize>().ok());
+        let width = columns.filter(|width| *width >= 40).unwrap_or(WIDTH_DEFAULT);
+        let width_max = io::stdout().is_terminal().then_some(width);
+        Self { width_max, style: Style::of_stdout(), ..Self::default() }
+    }
+}
+
+/// Headings of fields whose names are long.
+const HEADINGS: [(&str, &str); 26] = [
+    ("log_start_offset", "START"),
+    ("high_watermark", "END"),
+    ("partition_count", "PARTITIONS"),
+    ("replication_factor", "REPLICAS"),
+    ("record_count", "RECORDS"),
+    ("live_bytes", "SIZE"),
+    ("held_bytes", "ON DISK"),
+    ("free_bytes", "FREE"),
+    ("rss_bytes", "MEMORY"),
+    ("fetched_bytes", "FETCHED"),
+    ("total_bytes", "TO FETCH"),
+    ("used_bytes", "USED"),
+    ("torn_bytes", "TORN"),
+    ("retention_time", "RETENTION"),
+    ("retention_bytes", "MAX SIZE"),
+    ("node_id", "NODE"),
+    ("shard_id", "SHARD"),
+    ("is_reachable", "UP"),
+    ("shards_led", "LEADS"),
+    ("synced_index", "SYNCED"),
+    ("committed_index", "COMMITTED"),
+    ("sync_p50_us", "P50 US"),
+    ("sync_p99_us", "P99 US"),
+    ("fencing_token", "FENCE"),
+    ("uptime_seconds", "UPTIME S"),
+    ("member_count", "MEMBERS"),
+];
+
+fn heading(name: &str) -> String {
+    let short = HEADINGS.iter().find(|(field, _)| *field == name);
+    short.map_or_else(|| name.to_uppercase().replace('_', " "), |(_, short)| (*short).to_owned())
+}
 
 /// Formats a value for people. A list becomes columns. An object becomes one line for each field,
 /// with its lists below. Objects that contain lists are printed one after the other.
-fn table(result: &Value, hidden: &Hidden) -> String {
+fn table(result: &Value, form: &TableForm) -> String {
     match result {
         Value::Array(rows) if rows.iter().any(has_lists) => {
-            let objects: Vec<_> = rows.iter().map(|row| table(row, hidden)).collect();
+            let objects: Vec<_> = rows.iter().map(|row| table(row, form)).collect();
             objects.join("\n")
         }
-        Value::Array(rows) => columns(rows, hidden),
-        Value::Object(fields) => object(fields, hidden),
+        Value::Array(rows) => columns(rows, form),
+        Value::Object(fields) => object(fields, form),
         other => format!("{}\n", cell("", other)),
     }
 }
 
-fn object(fields: &Map<String, Value>, hidden: &Hidden) -> String {
+fn object(fields: &Map<String, Value>, form: &TableForm) -> String {
     let mut leaves = Vec::new();
     let mut lists = Vec::new();
-    flatten(fields, hidden, &mut leaves, &mut lists);
+    flatten(fields, form, &mut leaves, &mut lists);
     let name_width = leaves.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
     let mut text = String::new();
     for (name, value) in leaves {
@@ -149,7 +231,7 @@ fn object(fields: &Map<String, Value>, hidden: &Hidden) -> String {
         if !text.is_empty() {
             text.push('\n');
         }
-        text += &format!("{name}\n{}", columns(rows, hidden));
+        text += &format!("{name}\n{}", columns(rows, form));
     }
     text
 }
@@ -157,14 +239,14 @@ fn object(fields: &Map<String, Value>, hidden: &Hidden) -> String {
 /// Collects the leaves of an object, including nested objects, and its lists of objects.
 fn flatten<'a>(
     fields: &'a Map<String, Value>,
-    hidden: &Hidden,
+    form: &TableForm,
     leaves: &mut Vec<(&'a str, String)>,
     lists: &mut Vec<(&'a str, &'a [Value])>,
 ) {
     for (name, value) in fields {
         match value {
-            _ if hidden.contains(name) => {}
-            Value::Object(inner) => flatten(inner, hidden, leaves, lists),
+            _ if form.hidden.contains(name) => {}
+            Value::Object(inner) => flatten(inner, form, leaves, lists),
             Value::Array(rows) if rows.iter().any(Value::is_object) => lists.push((name, rows)),
             leaf => leaves.push((name, cell(name, leaf))),
         }
@@ -174,18 +256,18 @@ fn flatten<'a>(
 fn has_lists(value: &Value) -> bool {
     let Value::Object(fields) = value else { return false };
     let mut lists = Vec::new();
-    flatten(fields, &Hidden::new(), &mut Vec::new(), &mut lists);
+    flatten(fields, &TableForm::default(), &mut Vec::new(), &mut lists);
     !lists.is_empty()
 }
 
 /// Formats rows below headings, with numbers right-aligned. No rows give an empty text.
-fn columns(rows: &[Value], hidden: &Hidden) -> String {
+fn columns(rows: &[Value], form: &TableForm) -> String {
     let mut names: Vec<&str> = Vec::new();
     let mut lines: Vec<Vec<(&str, String)>> = Vec::new();
     for row in rows {
         let mut leaves = Vec::new();
         match row {
-            Value::Object(fields) => flatten(fields, hidden, &mut leaves, &mut Vec::new()),
+            Value::Object(fields) => flatten(fields, form, &mut leaves, &mut Vec::new()),
             other => leaves.push(("value", cell("", other))),
         }
         for (name, _) in &leaves {
@@ -195,16 +277,38 @@ fn columns(rows: &[Value], hidden: &Hidden) -> String {
         }
         lines.push(leaves);
     }
-    let columns: Vec<_> = names.iter().map(|name| Column::new(name, &lines)).collect();
+    let mut columns: Vec<_> = names.iter().map(|name| Column::new(name, &lines)).collect();
+    if form.drops_empty {
+        columns.retain(|column| !column.is_empty());
+    }
+    if let Some(width_max) = form.width_max {
+        cut(&mut columns, width_max);
+    }
     let mut text = String::new();
     for line in 0..=rows.len() {
-        let cells: Vec<_> = columns.iter().map(|column| column.padded(line)).collect();
+        let cells: Vec<_> = columns.iter().map(|column| column.padded(line, form.style)).collect();
         if !cells.is_empty() {
             text += cells.join("  ").trim_end();
             text.push('\n');
         }
     }
     text
+}
+
+/// Cuts the texts of the widest columns until a row fits.
+fn cut(columns: &mut [Column], width_max: usize) {
+    loop {
+        let gaps = 2 * columns.len().saturating_sub(1);
+        let width = gaps + columns.iter().map(|column| column.width).sum::<usize>();
+        let widest = columns.iter_mut().filter(|column| !column.is_numeric);
+        match widest.max_by_key(|column| column.width) {
+            Some(column) if width > width_max && column.width > CUT_WIDTH_MIN => {
+                column
+                    .cut((column.width - (width - width_max).min(column.width)).max(CUT_WIDTH_MIN));
+            }
+            _ => return,
+        }
+    }
 }
 
 /// A column: its heading, followed by its cells.
@@ -216,7 +320,7 @@ struct Column {
 
 impl Column {
     fn new(name: &str, lines: &[Vec<(&str, String)>]) -> Self {
-        let heading = name.to_uppercase().replace('_', " ");
+        let heading = heading(name);
         let of_line = |line: &Vec<(&str, String)>| {
             let found = line.iter().find(|(field, _)| *field == name);
             found.map_or_else(|| "-".to_owned(), |(_, value)| value.clone())
@@ -229,9 +333,26 @@ impl Column {
         Self { cells, width, is_numeric }
     }
 
-    fn padded(&self, line: usize) -> String {
+    /// Returns true if no row has a value.
+    fn is_empty(&self) -> bool {
+        self.cells.len() > 1 && self.cells[1..].iter().all(|cell| cell == "-")
+    }
+
+    /// Cuts longer cells to this width.
+    fn cut(&mut self, width: usize) {
+        for cell in &mut self.cells {
+            if cell.chars().count() > width {
+                *cell = cell.chars().take(width.saturating_sub(1)).chain(['…']).collect();
+            }
+        }
+        self.width = width;
+    }
+
+    fn padded(&self, line: usize, style: Style) -> String {
         let (cell, width) = (&self.cells[line], self.width);
-        if self.is_numeric { format!("{cell:>width$}") } else { format!("{cell:width$}") }
+        let padded =
+            if self.is_numeric { format!("{cell:>width$}") } else { format!("{cell:width$}") };
+        if line == 0 { style.label(&padded) } else { style.state(cell, &padded) }
     }
 }
 
@@ -314,13 +435,14 @@ high_watermark    12
 retention_time    -
 
 partitions
-PARTITION  LEADER          LOG START OFFSET  HIGH WATERMARK  REPLICAS
-        0  127.0.0.1:9092                 0               0  1,2
-        1  -                              0            1000  -
+PARTITION  LEADER          START   END  REPLICAS
+        0  127.0.0.1:9092      0     0  1,2
+        1  -                   0  1000  -
 ";
         let hidden = schema::wide_fields(&schema::of::<Topic>());
-        assert_eq!(table(&value, &hidden), expected);
-        let wide = table(&value, &Hidden::new());
+        let form = TableForm { hidden, ..TableForm::default() };
+        assert_eq!(table(&value, &form), expected);
+        let wide = table(&value, &TableForm::default());
         let line = "retention_time    -\nheld_bytes        3 MiB\n";
         assert_eq!(wide, expected.replace("retention_time    -\n", line));
     }
@@ -335,14 +457,38 @@ PARTITION  LEADER          LOG START OFFSET  HIGH WATERMARK  REPLICAS
 
     #[test]
     fn table_separates_objects_that_contain_lists() {
-        let one = table(&serde_json::to_value(topic()).unwrap(), &Hidden::new());
-        let two = table(&serde_json::to_value([topic(), topic()]).unwrap(), &Hidden::new());
+        let one = table(&serde_json::to_value(topic()).unwrap(), &TableForm::default());
+        let two = table(&serde_json::to_value([topic(), topic()]).unwrap(), &TableForm::default());
         assert_eq!(two, format!("{one}\n{one}"));
     }
 
     #[test]
+    fn columns_without_values_are_dropped_and_long_texts_cut() {
+        let rows = serde_json::json!([
+            {"node_id": 1, "endpoint": "n1.example:9092", "failure": null},
+            {"node_id": 2, "endpoint": "x".repeat(200), "failure": null},
+        ]);
+        let form = TableForm { drops_empty: true, width_max: Some(80), ..TableForm::default() };
+        let text = table(&rows, &form);
+        assert!(text.starts_with("NODE  ENDPOINT"), "{text}");
+        assert!(!text.contains("FAILURE") && text.contains('…'), "{text}");
+        assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+        let whole = table(&rows, &TableForm::default());
+        assert!(whole.contains("FAILURE") && whole.contains(&"x".repeat(200)), "{whole}");
+    }
+
+    #[test]
+    fn states_are_coloured() {
+        let rows = serde_json::json!([{"role": "unreachable"}, {"role": "follower"}]);
+        let form = TableForm { style: Style { is_coloured: true }, ..TableForm::default() };
+        let text = table(&rows, &form);
+        assert!(text.contains("\x1b[31munreachable\x1b[0m"), "{text}");
+        assert!(text.contains("\nfollower"), "{text}");
+    }
+
+    #[test]
     fn table_of_an_empty_list_is_empty() {
-        assert_eq!(table(&Value::Array(Vec::new()), &Hidden::new()), "");
+        assert_eq!(table(&Value::Array(Vec::new()), &TableForm::default()), "");
     }
 
     #[test]

@@ -37,8 +37,7 @@ pub(crate) fn of(reason: ErrorReason) -> ReasonText {
             "the shard has no leader",
             "an election is running, which takes about a second, or a majority of the shard's \
              replicas is down",
-            "helix cluster health   lists the nodes that are needed\n\
-             retry in a moment\n\
+            "helix cluster health   names the nodes that are needed\n\
              helix consume TOPIC --any-replica   reads committed records without a leader",
         ),
         R::Draining => text(
@@ -52,7 +51,7 @@ pub(crate) fn of(reason: ErrorReason) -> ReasonText {
              been applied",
             "helix consume TOPIC --from -10   to look for the write\n\
              helix cluster health\n\
-             use a producer id: its retries create no duplicates",
+             helix produce TOPIC --producer NAME   can be resumed without doubles",
         ),
         R::StorageFailed => text(
             "a write to or sync of a node's disk failed",
@@ -127,12 +126,16 @@ pub(crate) fn of(reason: ErrorReason) -> ReasonText {
             "it was damaged in transit, or the client computes the checksum differently",
             "retry; if that fails too, compare the client with docs/api.md, \"Batches\"",
         ),
+        R::UndecodableBatch => text(
+            "the content of a batch is not records; nothing is damaged",
+            "a producer wrote other bytes than records, with the right checksum",
+            "helix consume TOPIC --skip-undecodable   reads all other records\n\
+             correct the producer; docs/clients.md has test vectors",
+        ),
         R::CorruptLog => text(
-            "stored bytes fail their checksum or are not records; damaged bytes are never served",
-            "the disk lost or changed data; or, if the message says so, a\n\
-             producer wrote a payload that is not records",
-            "skip a payload that is not records: read from the next offset\n\
-             read from another replica\n\
+            "stored bytes fail their checksum; damaged bytes are never served",
+            "the disk lost or changed data",
+            "helix consume TOPIC --any-replica   reads from another replica\n\
              helix cluster health   with several nodes, the others rebuild the replica\n\
              stop the node, then: helix wal verify DIR   names file and bytes",
         ),

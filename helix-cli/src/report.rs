@@ -4,11 +4,13 @@
 use std::fmt::Write;
 
 use helix_client::{Error as ClientError, Origin};
-use helix_proto::error::reason_name;
+use helix_proto::error::{self as wire, reason_name};
 use helix_proto::log::v1::ErrorReason;
+use schemars::JsonSchema;
+use serde::Serialize;
 use tonic::Code;
 
-use crate::exit::CliError;
+use crate::exit::{self, CliError, Exit};
 use crate::reasons::{self, ReasonText};
 use crate::style::Style;
 
@@ -25,6 +27,12 @@ pub(crate) struct ErrorContext {
     pub(crate) group: Option<String>,
     /// True for `helix cluster health`, which is then not suggested.
     pub(crate) is_health: bool,
+    /// Nodes that must return before the command can succeed, if that was found out.
+    pub(crate) needed_nodes: Option<String>,
+    /// What to do if the outcome is unknown, for commands that a repetition would double.
+    pub(crate) retry_hint: Option<String>,
+    /// True if errors are JSON, as results are.
+    pub(crate) is_json: bool,
 }
 
 impl ErrorContext {
@@ -49,6 +57,65 @@ pub(crate) fn render(error: &anyhow::Error, context: &ErrorContext, style: Style
         }
     }
     text
+}
+
+/// Returns the error as one line of JSON, with a final newline.
+pub(crate) fn render_json(error: &anyhow::Error, context: &ErrorContext) -> String {
+    let ErrorParts { what, why, hint } = ErrorParts::new(error, context);
+    let cause = error.chain().find_map(|cause| cause.downcast_ref::<ClientError>());
+    let report = ErrorReport {
+        error: ErrorBody {
+            reason: cause
+                .and_then(|error| reason_of(error, context))
+                .map(|it| reason_name(it).to_owned()),
+            code: match cause {
+                Some(error) => match reason_of(error, context) {
+                    Some(reason) => grpc_code_name(wire::code(reason)),
+                    None => grpc_code_name(error.code),
+                },
+                None => code_of(exit::of(error)).to_owned(),
+            },
+            may_have_applied: cause.is_some_and(|error| error.may_have_applied),
+            message: if why.is_empty() { what } else { format!("{what}: {why}") },
+            hint,
+        },
+    };
+    // A struct of strings cannot fail to serialize.
+    serde_json::to_string(&report).unwrap_or_default() + "\n"
+}
+
+/// An error, as every command prints it to standard error with `-o json`.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(crate) struct ErrorReport {
+    error: ErrorBody,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+struct ErrorBody {
+    /// Reason of the service. Null if the service gave none
+    reason: Option<String>,
+    /// gRPC code, such as NOT_FOUND
+    code: String,
+    /// True if the request may have been applied
+    may_have_applied: bool,
+    /// What failed, and why
+    message: String,
+    /// Commands and actions to try, one per line
+    hint: String,
+}
+
+/// Returns the gRPC code that fits an error of the program itself.
+fn code_of(exit: Exit) -> &'static str {
+    match exit {
+        Exit::Done => "OK",
+        Exit::Error | Exit::Partly => "UNKNOWN",
+        Exit::Usage => "INVALID_ARGUMENT",
+        Exit::NotFound => "NOT_FOUND",
+        Exit::Precondition => "FAILED_PRECONDITION",
+        Exit::Unavailable => "UNAVAILABLE",
+        Exit::VerificationFailed => "DATA_LOSS",
+        Exit::Interrupted => "CANCELLED",
+    }
 }
 
 struct ErrorParts {
@@ -79,20 +146,39 @@ impl ErrorParts {
         error: &ClientError,
         context: &ErrorContext,
     ) -> Self {
-        let (mut why, hint) = match error.reason {
+        let reason = reason_of(error, context);
+        let (mut why, mut hint) = match reason {
             Some(reason) => of_reason(reason, error, context),
             None => of_transport(error, context),
         };
-        let code = match error.reason {
+        let code = match reason {
             Some(reason) => reason_name(reason).to_owned(),
             None => grpc_code_name(error.code),
         };
-        contexts.push(format!("{} ({code})", error.message));
+        let message = match error.message.as_str() {
+            "" => "the request failed",
+            message => message,
+        };
+        contexts.push(format!("{message} ({code})"));
+        if let Some(needed) = &context.needed_nodes {
+            needed.clone_into(&mut why);
+        }
         if error.may_have_applied {
             why += "\nthe write may or may not have been applied";
+            if let Some(retry_hint) = &context.retry_hint {
+                hint = format!("{retry_hint}\nhelix cluster health");
+            }
         }
         Self { what: contexts.join(": "), why: why.trim_start().to_owned(), hint }
     }
+}
+
+/// Returns the reason of an error. A call that timed out because a shard has no majority has the
+/// reason that the service would give.
+fn reason_of(error: &ClientError, context: &ErrorContext) -> Option<ErrorReason> {
+    let is_silence = matches!(error.code, Code::Unavailable | Code::DeadlineExceeded);
+    let lacks_majority = context.needed_nodes.is_some() && is_silence;
+    error.reason.or(lacks_majority.then_some(ErrorReason::NoLeader))
 }
 
 /// Returns cause and hint of an error of the service.
@@ -198,7 +284,8 @@ fn of_transport(error: &ClientError, context: &ErrorContext) -> (String, String)
         }
         (_, Code::Unimplemented | Code::Internal | Code::Unknown) => {
             let ReasonText { hint, .. } = reasons::of_unknown_server();
-            let why = "may be another service, or a Helix node of another version";
+            let why = "may be another service, the peer port of a node instead of its client port, \
+                       or a Helix node of another version";
             (format!("the server at {addr}{} {why}", context.source()), hint.to_owned())
         }
         _ => (String::new(), String::new()),
@@ -219,12 +306,10 @@ pub(crate) fn grpc_code_name(code: Code) -> String {
 
 #[cfg(test)]
 mod tests {
-    use helix_proto::error as wire;
     use helix_proto::log::v1::{ErrorDetail, LeaderHint, Watermarks};
     use tonic::Status;
 
     use super::*;
-    use crate::exit::Exit;
 
     fn context() -> ErrorContext {
         ErrorContext {
@@ -232,7 +317,7 @@ mod tests {
             addr_source: "context dev".to_owned(),
             topic: Some("orders".to_owned()),
             group: Some("billing".to_owned()),
-            is_health: false,
+            ..ErrorContext::default()
         }
     }
 
@@ -309,6 +394,49 @@ error: read orders: offset 12 is above the end (OFFSET_OUT_OF_RANGE)
         let detail = wire::detail(ErrorReason::OutcomeUnknown);
         let text = render(&failed(&detail, "the leader is gone"), &context(), Style::PLAIN);
         assert!(text.contains("the write may or may not have been applied"), "{text}");
+    }
+
+    #[test]
+    fn unknown_outcome_of_an_append_has_a_hint_that_cannot_double() {
+        let context = ErrorContext {
+            needed_nodes: Some("shard 1 has no majority; either of 2, 3 is needed".to_owned()),
+            retry_hint: Some("helix produce orders --producer p --resume".to_owned()),
+            ..context()
+        };
+        let detail = wire::detail(ErrorReason::OutcomeUnknown);
+        let text = render(&failed(&detail, "the leader is gone"), &context, Style::PLAIN);
+        let expected = "\
+  why: shard 1 has no majority; either of 2, 3 is needed
+       the write may or may not have been applied
+  try: helix produce orders --producer p --resume
+       helix cluster health
+";
+        assert!(text.ends_with(expected), "{text}");
+    }
+
+    #[test]
+    fn json_error_is_one_line_with_the_details() {
+        let detail = wire::detail(ErrorReason::OutcomeUnknown);
+        let line = render_json(&failed(&detail, "the leader is gone"), &context());
+        let parsed: serde_json::Value = serde_json::from_str(&line).unwrap();
+        let error = &parsed["error"];
+        assert_eq!(
+            (&error["reason"], &error["code"]),
+            (&"OUTCOME_UNKNOWN".into(), &"UNAVAILABLE".into())
+        );
+        assert_eq!(error["may_have_applied"], true);
+        assert!(
+            error["message"].as_str().unwrap().starts_with("read orders: the leader"),
+            "{line}"
+        );
+        assert_eq!(line.lines().count(), 1);
+        let failure = CliError::new(Exit::Usage, "no setting is given").hint("--help");
+        let parsed: serde_json::Value =
+            serde_json::from_str(&render_json(&failure.into(), &context())).unwrap();
+        assert_eq!(
+            (&parsed["error"]["reason"], &parsed["error"]["code"]),
+            (&serde_json::Value::Null, &"INVALID_ARGUMENT".into())
+        );
     }
 
     #[test]

@@ -7,14 +7,15 @@ use serde_json::Value;
 use crate::backup::{create, restore, verify};
 use crate::commands::cluster::{TransferredLeader, health, members, tables};
 use crate::commands::{
-    access, cert, check, config, context, explain, group, offsets, produce, quota, records, topic,
-    version, wal,
+    access, cert, check, config, context, debug, explain, group, offsets, produce, quota, records,
+    topic, version, wal,
 };
 use crate::demo::measurements::DemoMeasurements;
 use crate::dev::StartedCluster;
 use crate::dev::control::ProcessStatus;
 use crate::exit::{CliError, Exit};
 use crate::output;
+use crate::report::ErrorReport;
 use crate::schema::of;
 
 /// Returns the schema of what a command prints with `-o json`, given its words: `"topic list"`.
@@ -50,7 +51,7 @@ pub(crate) fn schema(command: &str) -> Option<Value> {
         "acl test" => of::<access::AccessVerdict>(),
         "quota set" | "quota remove" | "quota list" => of::<Vec<quota::QuotaRow>>(),
         "whoami" => of::<access::CallerRow>(),
-        "produce" => of::<produce::ProduceSummary>(),
+        "produce" => of::<produce::summary::ProduceSummary>(),
         "consume" | "tail" => of::<records::RecordRow>(),
         "offsets" => of::<Vec<offsets::OffsetRow>>(),
         "wal inspect" => of::<Vec<wal::InspectedLog>>(),
@@ -65,12 +66,13 @@ pub(crate) fn schema(command: &str) -> Option<Value> {
         "config explain" => of::<config::SettingRow>(),
         "context list" => of::<Vec<context::ContextRow>>(),
         "explain" => of::<Vec<explain::ReasonPage>>(),
+        "debug bundle" => of::<debug::BundleReport>(),
         "version" => of::<version::VersionReport>(),
         _ => return None,
     })
 }
 
-/// Prints the schema of a command's results; `path` is its words: `["topic", "list"]`.
+/// Prints the schema of a command's results, with that of errors under `$defs`; `path` is its words: `["topic", "list"]`.
 ///
 /// # Errors
 /// Fails if the command prints no JSON.
@@ -80,5 +82,7 @@ pub(crate) fn show(path: &[&str]) -> anyhow::Result<()> {
         let failure = CliError::new(Exit::Usage, format!("helix {command} prints no JSON"));
         return Err(failure.hint("helix --help").into());
     };
+    let mut schema = schema;
+    schema["$defs"] = serde_json::json!({ "error": of::<ErrorReport>() });
     output::write(format!("{schema:#}\n").as_bytes()).context("print the schema")
 }

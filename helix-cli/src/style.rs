@@ -1,10 +1,20 @@
-//! Terminal colours of error labels. Disabled if standard error is no terminal, NO_COLOR is set or
-//! TERM is `dumb`.
+//! Terminal colours of labels and states. Disabled where the output is no terminal, NO_COLOR is set
+//! or TERM is `dumb`.
 
-use std::io::{IsTerminal, stderr};
+use std::io::{IsTerminal, stderr, stdout};
+
+/// Texts that say that something is wrong.
+const BAD: [&str; 7] =
+    ["unreachable", "fail", "FAILED", "NOT healthy", "unreadable", "damaged", "exited"];
+
+/// Texts that say that something is under way or unusual.
+const UNUSUAL: [&str; 6] = ["warn", "fetching", "learner", "draining", "stopped", "warning"];
+
+/// Texts that say that all is well.
+const GOOD: [&str; 4] = ["ok", "leader", "healthy", "DONE"];
 
 /// Colour setting of a text.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Style {
     pub(crate) is_coloured: bool,
 }
@@ -15,9 +25,12 @@ impl Style {
 
     /// Returns the style of standard error.
     pub(crate) fn of_stderr() -> Self {
-        let is_set = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
-        let is_dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
-        Self { is_coloured: stderr().is_terminal() && !is_set("NO_COLOR") && !is_dumb }
+        Self { is_coloured: stderr().is_terminal() && is_colour_allowed() }
+    }
+
+    /// Returns the style of standard output.
+    pub(crate) fn of_stdout() -> Self {
+        Self { is_coloured: stdout().is_terminal() && is_colour_allowed() }
     }
 
     pub(crate) fn error(self, text: &str) -> String {
@@ -28,7 +41,26 @@ impl Style {
         self.paint("1", text)
     }
 
+    /// Paints a text by the state that it shows. `shown` may have blanks around `state`.
+    pub(crate) fn state(self, state: &str, shown: &str) -> String {
+        if BAD.contains(&state) {
+            self.paint("31", shown)
+        } else if UNUSUAL.contains(&state) {
+            self.paint("33", shown)
+        } else if GOOD.contains(&state) {
+            self.paint("32", shown)
+        } else {
+            shown.to_owned()
+        }
+    }
+
     fn paint(self, code: &str, text: &str) -> String {
         if self.is_coloured { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() }
     }
+}
+
+fn is_colour_allowed() -> bool {
+    let is_set = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
+    let is_dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
+    !is_set("NO_COLOR") && !is_dumb
 }

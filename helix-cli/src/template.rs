@@ -28,17 +28,17 @@ const WIDE: &str = "%p\\t%o\\t%t\\t%k\\t%v\\n";
 /// A format string.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Template {
-    parts: Vec<Part>,
+    parts: Vec<TemplatePart>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Part {
+pub(crate) enum TemplatePart {
     Text(Vec<u8>),
-    Field(Field, Form),
+    TemplateField(TemplateField, TemplateForm),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Field {
+pub(crate) enum TemplateField {
     Topic,
     Partition,
     Offset,
@@ -52,7 +52,7 @@ enum Field {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Form {
+pub(crate) enum TemplateForm {
     Plain,
     Hex,
     Base64,
@@ -61,6 +61,11 @@ enum Form {
 }
 
 impl Template {
+    /// Returns the texts and fields, in order.
+    pub(crate) fn into_parts(self) -> Vec<TemplatePart> {
+        self.parts
+    }
+
     /// Returns the template of `-o wide`.
     pub(crate) fn wide() -> Self {
         WIDE.parse().expect("a valid format string")
@@ -76,27 +81,31 @@ impl Template {
     ) {
         for part in &self.parts {
             match part {
-                Part::Text(text) => out.extend_from_slice(text),
-                Part::Field(Field::Topic, _) => out.extend_from_slice(topic.as_bytes()),
-                Part::Field(Field::Partition, _) => number(out, partition.into()),
-                Part::Field(field, form) => render(out, *field, *form, record),
+                TemplatePart::Text(text) => out.extend_from_slice(text),
+                TemplatePart::TemplateField(TemplateField::Topic, _) => {
+                    out.extend_from_slice(topic.as_bytes())
+                }
+                TemplatePart::TemplateField(TemplateField::Partition, _) => {
+                    number(out, partition.into())
+                }
+                TemplatePart::TemplateField(field, form) => render(out, *field, *form, record),
             }
         }
     }
 }
 
-fn render(out: &mut Vec<u8>, field: Field, form: Form, record: &ConsumedRecord) {
+fn render(out: &mut Vec<u8>, field: TemplateField, form: TemplateForm, record: &ConsumedRecord) {
     let length = |bytes: Option<&[u8]>| bytes.map_or(0, <[u8]>::len) as u64;
     match field {
-        Field::Topic | Field::Partition => {}
-        Field::Offset => number(out, record.offset),
-        Field::AppendTime => time(out, form, Some(record.append_time)),
-        Field::EventTime => time(out, form, record.event_time),
-        Field::Key => bytes(out, form, record.key.as_deref()),
-        Field::Value => bytes(out, form, record.value.as_deref()),
-        Field::KeyBytes => number(out, length(record.key.as_deref())),
-        Field::ValueBytes => number(out, length(record.value.as_deref())),
-        Field::Headers => headers(out, form, &record.headers),
+        TemplateField::Topic | TemplateField::Partition => {}
+        TemplateField::Offset => number(out, record.offset),
+        TemplateField::AppendTime => time(out, form, Some(record.append_time)),
+        TemplateField::EventTime => time(out, form, record.event_time),
+        TemplateField::Key => bytes(out, form, record.key.as_deref()),
+        TemplateField::Value => bytes(out, form, record.value.as_deref()),
+        TemplateField::KeyBytes => number(out, length(record.key.as_deref())),
+        TemplateField::ValueBytes => number(out, length(record.value.as_deref())),
+        TemplateField::Headers => headers(out, form, &record.headers),
     }
 }
 
@@ -105,10 +114,10 @@ fn number(out: &mut Vec<u8>, number: u64) {
 }
 
 /// Appends a time; an absent time is empty.
-fn time(out: &mut Vec<u8>, form: Form, time: Option<SystemTime>) {
+fn time(out: &mut Vec<u8>, form: TemplateForm, time: Option<SystemTime>) {
     let Some(time) = time else { return };
     match form {
-        Form::Millis => {
+        TemplateForm::Millis => {
             let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
             number(out, u64::try_from(since.as_millis()).unwrap_or(u64::MAX));
         }
@@ -117,16 +126,16 @@ fn time(out: &mut Vec<u8>, form: Form, time: Option<SystemTime>) {
 }
 
 /// Appends bytes. Absent bytes are null in JSON and empty in the other forms.
-fn bytes(out: &mut Vec<u8>, form: Form, bytes: Option<&[u8]>) {
+fn bytes(out: &mut Vec<u8>, form: TemplateForm, bytes: Option<&[u8]>) {
     let present = bytes.unwrap_or_default();
     match form {
-        Form::Plain | Form::Millis => out.extend_from_slice(present),
-        Form::Hex => out.extend(present.iter().flat_map(|byte| {
+        TemplateForm::Plain | TemplateForm::Millis => out.extend_from_slice(present),
+        TemplateForm::Hex => out.extend(present.iter().flat_map(|byte| {
             let digit = |digit: u8| b"0123456789abcdef"[usize::from(digit)];
             [digit(byte >> 4), digit(byte & 15)]
         })),
-        Form::Base64 => out.extend_from_slice(BASE64.encode(present).as_bytes()),
-        Form::Json => out.extend_from_slice(json_text(bytes).to_string().as_bytes()),
+        TemplateForm::Base64 => out.extend_from_slice(BASE64.encode(present).as_bytes()),
+        TemplateForm::Json => out.extend_from_slice(json_text(bytes).to_string().as_bytes()),
     }
 }
 
@@ -135,8 +144,8 @@ fn json_text(bytes: Option<&[u8]>) -> Value {
     bytes.map_or(Value::Null, |bytes| json!(String::from_utf8_lossy(bytes)))
 }
 
-fn headers(out: &mut Vec<u8>, form: Form, headers: &[Header]) {
-    if form == Form::Json {
+fn headers(out: &mut Vec<u8>, form: TemplateForm, headers: &[Header]) {
+    if form == TemplateForm::Json {
         let object = |header: &Header| {
             let mut fields = Map::new();
             fields.insert("name".to_owned(), json!(header.name));
@@ -174,18 +183,18 @@ impl FromStr for Template {
                 }
                 '%' => {
                     if !literal.is_empty() {
-                        parts.push(Part::Text(std::mem::take(&mut literal)));
+                        parts.push(TemplatePart::Text(std::mem::take(&mut literal)));
                     }
                     let (field, after) = field(rest)?;
                     let (form, after) = form(field, after)?;
-                    parts.push(Part::Field(field, form));
+                    parts.push(TemplatePart::TemplateField(field, form));
                     rest = after;
                 }
                 letter => literal.extend_from_slice(letter.encode_utf8(&mut [0; 4]).as_bytes()),
             }
         }
         if !literal.is_empty() {
-            parts.push(Part::Text(literal));
+            parts.push(TemplatePart::Text(literal));
         }
         Ok(Self { parts })
     }
@@ -214,19 +223,19 @@ fn escape<'a>(text: &'a str, literal: &mut Vec<u8>) -> Result<&'a str, String> {
     Ok(letters.as_str())
 }
 
-fn field(text: &str) -> Result<(Field, &str), String> {
+fn field(text: &str) -> Result<(TemplateField, &str), String> {
     let mut letters = text.chars();
     let field = match letters.next() {
-        Some('T') => Field::Topic,
-        Some('p') => Field::Partition,
-        Some('o') => Field::Offset,
-        Some('t') => Field::AppendTime,
-        Some('e') => Field::EventTime,
-        Some('k') => Field::Key,
-        Some('v') => Field::Value,
-        Some('K') => Field::KeyBytes,
-        Some('V') => Field::ValueBytes,
-        Some('h') => Field::Headers,
+        Some('T') => TemplateField::Topic,
+        Some('p') => TemplateField::Partition,
+        Some('o') => TemplateField::Offset,
+        Some('t') => TemplateField::AppendTime,
+        Some('e') => TemplateField::EventTime,
+        Some('k') => TemplateField::Key,
+        Some('v') => TemplateField::Value,
+        Some('K') => TemplateField::KeyBytes,
+        Some('V') => TemplateField::ValueBytes,
+        Some('h') => TemplateField::Headers,
         other => {
             let other = other.map(String::from).unwrap_or_default();
             return Err(format!("unknown field %{other}; use\n{HELP}"));
@@ -235,14 +244,20 @@ fn field(text: &str) -> Result<(Field, &str), String> {
     Ok((field, letters.as_str()))
 }
 
-fn form(field: Field, text: &str) -> Result<(Form, &str), String> {
+fn form(field: TemplateField, text: &str) -> Result<(TemplateForm, &str), String> {
     let named = text.strip_prefix('{').and_then(|text| text.split_once('}'));
-    let Some((name, after)) = named else { return Ok((Form::Plain, text)) };
+    let Some((name, after)) = named else { return Ok((TemplateForm::Plain, text)) };
     let form = match (field, name) {
-        (Field::Key | Field::Value | Field::Headers, "hex") => Form::Hex,
-        (Field::Key | Field::Value | Field::Headers, "base64") => Form::Base64,
-        (Field::Key | Field::Value | Field::Headers, "json") => Form::Json,
-        (Field::AppendTime | Field::EventTime, "ms") => Form::Millis,
+        (TemplateField::Key | TemplateField::Value | TemplateField::Headers, "hex") => {
+            TemplateForm::Hex
+        }
+        (TemplateField::Key | TemplateField::Value | TemplateField::Headers, "base64") => {
+            TemplateForm::Base64
+        }
+        (TemplateField::Key | TemplateField::Value | TemplateField::Headers, "json") => {
+            TemplateForm::Json
+        }
+        (TemplateField::AppendTime | TemplateField::EventTime, "ms") => TemplateForm::Millis,
         _ => return Err(format!("invalid form {{{name}}} for this field; use\n{HELP}")),
     };
     Ok((form, after))

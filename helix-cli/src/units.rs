@@ -122,6 +122,12 @@ pub(crate) fn count(number: u64) -> String {
     text
 }
 
+/// Formats a number of things for people: `1 record`, `2,000 records`.
+pub(crate) fn counted(number: u64, thing: &str) -> String {
+    let plural = if number == 1 { "" } else { "s" };
+    format!("{} {thing}{plural}", count(number))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -6,6 +6,7 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
+use helix_proto::log::v1::ErrorReason;
 use tokio::time::{Instant, sleep_until, timeout_at};
 use tonic::{Response, Status};
 
@@ -13,6 +14,7 @@ use crate::config::Config;
 use crate::connection::Connection;
 use crate::coordinator::Coordinators;
 use crate::error::{Error, Result};
+use crate::pending::PendingGuard;
 use crate::retry::{Jitter, Repeat, Retries, RetryDecision};
 use crate::routing::{LeaderProbe, ProbePace, Route, Routing};
 
@@ -182,7 +184,10 @@ pub(crate) struct CallAttempts<'a> {
     /// applied, regardless of later attempts.
     may_have_applied: bool,
     last_failure: Option<Error>,
+    /// First failure that the service explained.
+    explained: Option<Error>,
     wait: Duration,
+    pending: Option<PendingGuard>,
 }
 
 impl<'a> CallAttempts<'a> {
@@ -198,7 +203,10 @@ impl<'a> CallAttempts<'a> {
             retries,
             may_have_applied: false,
             last_failure: None,
+            explained: None,
             wait: Duration::ZERO,
+            // A call that waits on request is no sign of trouble.
+            pending: call.wait.is_zero().then(|| shared.config.pending.begin(call.name)).flatten(),
         }
     }
 
@@ -303,6 +311,14 @@ impl<'a> CallAttempts<'a> {
         let is_redirected = has_moved || has_others;
         let next = self.retries.after(&error, is_redirected, &self.shared.jitter);
         self.may_have_applied |= error.may_have_applied;
+        if let Some(pending) = &self.pending {
+            pending.on_failure(&error);
+        }
+        let is_explained =
+            error.retryable && error.reason.is_some_and(|reason| reason != ErrorReason::NotLeader);
+        if is_explained && self.explained.is_none() {
+            self.explained = Some(error.clone());
+        }
         self.wait = match next {
             RetryDecision::GiveUp => return Err(self.conclude(error)),
             RetryDecision::Redirect => Duration::ZERO,
@@ -327,6 +343,11 @@ impl<'a> CallAttempts<'a> {
     fn conclude(&self, error: Error) -> Error {
         let may_have_applied =
             self.call.repeat != Repeat::Read && (self.may_have_applied || error.may_have_applied);
+        // A timeout or a broken connection says less than the failure before it.
+        let error = match &self.explained {
+            Some(explained) if error.reason.is_none() => explained.clone().with_last(&error),
+            _ => error,
+        };
         error.with_may_have_applied(may_have_applied)
     }
 }

@@ -9,6 +9,7 @@ use std::time::Duration;
 use tonic::transport::{Channel, Endpoint};
 
 use crate::connector::{self, ClientTls};
+use crate::pending::PendingCalls;
 use crate::token::TokenSource;
 
 /// Settings of a [`Client`](crate::Client).
@@ -59,6 +60,8 @@ pub struct Config {
     pub dial: Dial,
     /// Source of the token that each call carries. Default: none.
     pub token: TokenSource,
+    /// Table in which calls are registered while they wait. Default: off.
+    pub pending: PendingCalls,
 }
 
 /// Files of TLS: PEM, read again when they change, so that certificates rotate without a restart.
@@ -156,6 +159,7 @@ impl Default for Config {
             tls: None,
             dial: Dial::default(),
             token: TokenSource::none(),
+            pending: PendingCalls::default(),
         }
     }
 }

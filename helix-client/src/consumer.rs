@@ -156,6 +156,9 @@ pub struct ReadOptions {
     /// beginning. Partitions of a topic above the highest start count as added. Such a
     /// subscription has no end. Default: no.
     pub new_partitions: bool,
+    /// Skip batches whose content is not records, and list them in [`Records::undecodable`]. Only
+    /// for subscriptions. Default: no, they end with `UNDECODABLE_BATCH` after the records before.
+    pub skip_undecodable: bool,
     /// Reaction of a subscription to a recreated topic; a fetch always fails. Default: fail.
     pub on_recreate: OnRecreate,
 }
@@ -226,6 +229,19 @@ pub struct Records {
     pub watermarks: Watermarks,
     /// Id of the topic; 0 if the service does not state it.
     pub topic_id: u64,
+    /// Batches that were skipped, with [`ReadOptions::skip_undecodable`].
+    pub undecodable: Vec<UndecodableBatch>,
+}
+
+/// A batch whose content is not records, although its checksum is right.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UndecodableBatch {
+    /// Offset of its first record.
+    pub first_offset: u64,
+    /// Number of its records, as its producer stated it.
+    pub record_count: u32,
+    /// Description for humans.
+    pub message: String,
 }
 
 /// Stored batches of one partition, oldest first, with verified checksums.
@@ -255,8 +271,7 @@ impl Batches {
     /// Decodes the requested records.
     ///
     /// # Errors
-    /// `CORRUPT_LOG` if a payload does not match its batch. Report it; a retry may use another
-    /// replica.
+    /// `UNDECODABLE_BATCH` if a producer wrote other bytes than records, with the right checksum.
     pub fn decode(self) -> Result<Records> {
         decode::records(self)
     }

@@ -221,6 +221,14 @@ impl Error {
         self
     }
 
+    /// Adds the last failure of a call that first failed with this error.
+    pub(crate) fn with_last(mut self, last: &Self) -> Self {
+        if last.message != self.message {
+            self.0.message = format!("{}; the last attempt: {}", self.0.message, last.message);
+        }
+        self
+    }
+
     /// Adds the limit that was exceeded.
     pub(crate) fn with_limit(mut self, limit: u64) -> Self {
         self.0.limit = Some(limit);

@@ -76,6 +76,7 @@ pub mod error;
 pub mod group;
 mod identity;
 pub mod partitioner;
+pub mod pending;
 pub mod producer;
 mod retry;
 pub mod routing;
@@ -92,13 +93,14 @@ pub use config::{Config, Dial, TlsOptions, Transport};
 pub use connection::Connection;
 pub use consumer::{
     Batches, ConsumedRecord, Consumer, Event, FetchOptions, OnRecreate, Position, ReadOptions,
-    ReadSource, ReadStart, Records, Subscription,
+    ReadSource, ReadStart, Records, Subscription, UndecodableBatch,
 };
 pub use error::{Error, Failure, Origin, RecreatedTopic, Result};
 pub use group::{
     AssignedPartition, AutoCommit, GroupConsumer, GroupConsumerBuilder, GroupEvent, OffsetToCommit,
     StartPolicy,
 };
+pub use pending::{PendingCall, PendingCalls};
 pub use producer::{DeliveryFuture, Producer, ProducerOptions};
 pub use routing::Route;
 pub use session::{AckFuture, Session, SessionOptions};
@@ -112,3 +114,8 @@ pub use helix_proto as proto;
 #[cfg(doctest)]
 #[doc = include_str!("../../README.md")]
 struct ReadmeExamples;
+
+/// Compiles the Rust code of the quickstart.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/quickstart-rust.md")]
+struct QuickstartExamples;

@@ -4,13 +4,14 @@
 
 mod batcher;
 mod partition;
+mod sequence_lookup;
 
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use helix_proto::log::v1::{Durability, Record};
+use helix_proto::log::v1::{Durability, ProducerIdentity, Record};
 use tokio::time::Instant;
 
 use crate::append::{Ack, AppendOptions, IntoBatch};
@@ -33,6 +34,10 @@ pub struct ProducerOptions {
     /// Stable name, up to 255 bytes: a later producer of the same name fences this one. Default:
     /// empty, anonymous.
     pub name: String,
+    /// Continue under the identity of an earlier producer, from [`Producer::identity`], with the
+    /// sequences that the partitions have of it. The producer then never takes another identity.
+    /// Requires `idempotent`. Default: none, a new identity.
+    pub identity: Option<ProducerIdentity>,
     /// Fencing token that must hold with every batch, up to 64 bytes. Default: none.
     pub fencing_token: Option<String>,
     /// Compression of batches that are built from records. Default: none.
@@ -65,6 +70,7 @@ impl Default for ProducerOptions {
             durability: Durability::Unspecified,
             idempotent: true,
             name: String::new(),
+            identity: None,
             fencing_token: None,
             compression: Compression::None,
             linger: Duration::from_millis(1),
@@ -162,6 +168,28 @@ impl Producer {
         self.batcher.send(topic, partition, record).await
     }
 
+    /// Returns the identity, and requests it if there is none yet. None if the producer is not
+    /// idempotent. A later producer can continue it: see [`ProducerOptions::identity`].
+    ///
+    /// # Errors
+    /// The last failure if no node responds within the request timeout.
+    pub async fn identity(&self) -> Result<Option<ProducerIdentity>> {
+        match &self.partitions.identities {
+            Some(identities) => identities.current().await.map(Some),
+            None => Ok(None),
+        }
+    }
+
+    /// Returns how many records a partition has of this producer's identity: the sequence of the
+    /// next one. A record that is still in flight is not counted.
+    ///
+    /// # Errors
+    /// `TOPIC_NOT_FOUND`, `PARTITION_NOT_FOUND`, or the last failure if the leader is unreachable
+    /// within the request timeout.
+    pub async fn next_sequence(&self, topic: &str, partition: u32) -> Result<u64> {
+        self.partitions.get(topic, partition).next_sequence().await
+    }
+
     /// Sends queued records without further linger and waits for their acks or errors.
     ///
     /// The deadlines of the batches bound the wait.
@@ -183,7 +211,10 @@ struct PartitionProducers {
 
 impl PartitionProducers {
     fn new(client: Client, options: &ProducerOptions) -> Self {
-        let identities = options.idempotent.then(|| Identities::new(client.clone(), &options.name));
+        let identities = options.idempotent.then(|| match options.identity {
+            Some(identity) => Identities::continued(client.clone(), &options.name, identity),
+            None => Identities::new(client.clone(), &options.name),
+        });
         let compressor = BatchCompressor::new(options.compression);
         let unfenced = AppendOptions::durability(options.durability);
         let options = match &options.fencing_token {

@@ -65,6 +65,7 @@ pub fn code(reason: ErrorReason) -> Code {
         | R::OutOfOrderSequence
         | R::UnknownProducer
         | R::TopicRecreated
+        | R::UndecodableBatch
         | R::GroupNotEmpty
         | R::MemberNameInUse
         | R::GroupLimitReached

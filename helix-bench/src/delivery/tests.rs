@@ -44,6 +44,7 @@ impl Deliveries for RecordsThenHeartbeats {
             next_offset: self.next_offset,
             watermarks: Watermarks::default(),
             topic_id: 0,
+            undecodable: Vec::new(),
         })))
     }
 }

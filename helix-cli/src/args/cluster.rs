@@ -1,11 +1,7 @@
 //! Arguments of `helix cluster`.
 
-use std::time::Duration;
-
 use clap::{Args, Subcommand};
 use helix_proto::address;
-
-use crate::units;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum ClusterSubcommand {
@@ -18,6 +14,9 @@ pub(crate) enum ClusterSubcommand {
     /// List the replicas of each shard and their lag
     Shards,
     /// Transfer the leadership of a shard to another node
+    ///
+    /// The cluster moves a leadership back to the shard's preferred node when that is up to date;
+    /// the result names that node. Use drain to keep leaderships away from a node.
     TransferLeader {
         /// Shard id
         #[arg(long, value_name = "N")]
@@ -47,6 +46,12 @@ pub(crate) enum ClusterSubcommand {
         /// The node is lost: it does not answer and will not return
         #[arg(long)]
         lost: bool,
+        /// Remove a node as lost even if it answers; the cluster rejects it from then on
+        #[arg(long, requires = "lost")]
+        force: bool,
+        /// Skip the confirmation
+        #[arg(long)]
+        yes: bool,
         #[command(flatten)]
         wait: WaitArgs,
     },
@@ -96,9 +101,6 @@ pub(crate) struct WaitArgs {
     /// Start the change and return at once
     #[arg(long)]
     pub(crate) no_wait: bool,
-    /// Stop waiting after this time; the change continues [default: no limit]
-    #[arg(long, value_name = "TIME", value_parser = units::parse_duration)]
-    pub(crate) timeout: Option<Duration>,
 }
 
 #[derive(Debug, Args)]
@@ -109,9 +111,6 @@ pub(crate) struct HealthArgs {
     /// Exit as soon as the cluster is healthy
     #[arg(long, requires = "watch")]
     pub(crate) exit_when_healthy: bool,
-    /// Give up after this time [default: never]
-    #[arg(long, requires = "watch", value_name = "TIME", value_parser = units::parse_duration)]
-    pub(crate) timeout: Option<Duration>,
 }
 
 /// Parses an address that other nodes dial. There is no default port.

@@ -2,6 +2,8 @@
 
 use clap::Subcommand;
 
+use crate::completion;
+
 #[derive(Debug, Subcommand)]
 pub(crate) enum ConfigSubcommand {
     /// List settings and their defaults
@@ -9,7 +11,7 @@ pub(crate) enum ConfigSubcommand {
     /// Explain a setting
     Explain {
         /// Key of the file, flag or environment variable
-        #[arg(allow_hyphen_values = true)]
+        #[arg(allow_hyphen_values = true, add = completion::settings())]
         key: String,
     },
 }

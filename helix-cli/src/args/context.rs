@@ -2,6 +2,8 @@
 
 use clap::Subcommand;
 
+use crate::completion;
+
 #[derive(Debug, Subcommand)]
 pub(crate) enum ContextSubcommand {
     /// Add a context, or change its addresses
@@ -18,7 +20,7 @@ pub(crate) enum ContextSubcommand {
     /// Make a context the current one
     Use {
         /// Name of the context; `-` is the previous one
-        #[arg(allow_hyphen_values = true)]
+        #[arg(allow_hyphen_values = true, add = completion::contexts())]
         name: String,
     },
     /// List contexts
@@ -26,6 +28,7 @@ pub(crate) enum ContextSubcommand {
     /// Remove a context
     Remove {
         /// Name of the context
+        #[arg(add = completion::contexts())]
         name: String,
     },
 }

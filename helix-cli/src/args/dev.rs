@@ -68,9 +68,9 @@ pub(crate) struct DevStartArgs {
     /// Keep the data directory on exit
     #[arg(long)]
     pub(crate) keep: bool,
-    /// Data directory; an existing one is reused and kept
-    #[arg(long, alias = "data-dir", default_value = "helix-dev")]
-    pub(crate) dir: PathBuf,
+    /// Data directory, which is kept on exit [default: helix-dev, removed unless it existed]
+    #[arg(long, alias = "data-dir")]
+    pub(crate) dir: Option<PathBuf>,
 }
 
 /// Selects a dev cluster by its first port.

@@ -1,12 +1,14 @@
 //! Options of every command.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::Args;
-use helix_client::{TlsOptions, TokenSource};
+use helix_client::{PendingCalls, TlsOptions, TokenSource};
 use helix_proto::address;
 
 use crate::format::OutputFormat;
+use crate::units;
 
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Global options")]
@@ -37,12 +39,18 @@ pub(crate) struct GlobalArgs {
     /// Print only results and errors
     #[arg(short, long, global = true)]
     pub(crate) quiet: bool,
+    /// Give up after this time; what was started may still be done [default: no limit]
+    #[arg(long, global = true, value_name = "TIME", value_parser = units::parse_duration)]
+    pub(crate) timeout: Option<Duration>,
     /// Setting that the addresses come from, such as `--addr` or `context dev`.
     #[arg(skip)]
     pub(crate) addr_source: String,
     /// Token that calls carry.
     #[arg(skip)]
     pub(crate) token: TokenSource,
+    /// Calls in progress, which `wait_notes` shows.
+    #[arg(skip)]
+    pub(crate) pending: PendingCalls,
     /// Files of TLS, from the options, the context or the environment.
     #[arg(skip)]
     pub(crate) tls_files: Option<TlsOptions>,

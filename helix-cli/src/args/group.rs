@@ -2,6 +2,8 @@
 
 use clap::{Args, Subcommand};
 
+use crate::completion;
+use crate::partitions::PartitionList;
 use crate::position::{self, PositionArg};
 
 #[derive(Debug, Subcommand)]
@@ -13,16 +15,19 @@ pub(crate) enum GroupSubcommand {
     /// Tables shorten member ids; `-o wide` prints them whole.
     Describe {
         /// Name of the group
+        #[arg(add = completion::groups())]
         group: String,
     },
     /// Explain for each partition why no records arrive
     Explain {
         /// Name of the group
+        #[arg(add = completion::groups())]
         group: String,
     },
     /// Show the last changes of a group's offsets
     History {
         /// Name of the group
+        #[arg(add = completion::groups())]
         group: String,
         /// Topic [default: all]
         topic: Option<String>,
@@ -41,6 +46,7 @@ pub(crate) enum GroupSubcommand {
     /// Refused while the group has members.
     Delete {
         /// Name of the group
+        #[arg(add = completion::groups())]
         group: String,
         /// Skip the confirmation
         #[arg(long)]
@@ -75,9 +81,10 @@ impl GroupSubcommand {
 #[derive(Debug, Args)]
 pub(crate) struct GroupSeekArgs {
     /// Name of the group
+    #[arg(add = completion::groups())]
     pub(crate) group: String,
     /// Topic; optional with --undo
-    #[arg(required_unless_present_any = ["undo", "schema"])]
+    #[arg(required_unless_present_any = ["undo", "schema"], add = completion::topics())]
     pub(crate) topic: Option<String>,
     #[arg(
         long,
@@ -92,12 +99,13 @@ pub(crate) struct GroupSeekArgs {
     /// Partitions [default: all]
     #[arg(
         short,
-        long = "partitions",
-        value_delimiter = ',',
-        value_name = "N,...",
+        long,
+        value_name = "N-M,...",
+        default_value = "",
+        hide_default_value = true,
         conflicts_with = "undo"
     )]
-    pub(crate) partitions: Vec<u32>,
+    pub(crate) partitions: PartitionList,
     /// Take back the last seek
     #[arg(long)]
     pub(crate) undo: bool,
@@ -108,6 +116,7 @@ pub(crate) struct GroupSeekArgs {
 #[derive(Debug, Args)]
 pub(crate) struct GroupResetArgs {
     /// Name of the group
+    #[arg(add = completion::groups())]
     pub(crate) group: String,
     #[arg(
         long,

@@ -5,8 +5,10 @@ use std::time::Duration;
 use clap::{Args, Subcommand, ValueEnum};
 use helix_proto::log::v1::{AllowedCompression, Durability};
 
+use crate::completion;
 use crate::compression;
 use crate::durability::DurabilityArg;
+use crate::partitions::PartitionList;
 use crate::position::PositionArg;
 use crate::units;
 
@@ -25,6 +27,7 @@ pub(crate) enum TopicSubcommand {
     /// Show the settings and partitions of a topic
     Describe {
         /// Name of the topic
+        #[arg(add = completion::topics())]
         topic: String,
     },
     /// Change settings of a topic
@@ -32,6 +35,7 @@ pub(crate) enum TopicSubcommand {
     /// The value `default` resets a setting to the cluster's default.
     Alter {
         /// Name of the topic
+        #[arg(add = completion::topics())]
         topic: String,
         #[command(flatten)]
         settings: TopicSettings,
@@ -41,6 +45,7 @@ pub(crate) enum TopicSubcommand {
     /// Keys may map to other partitions afterwards.
     AddPartitions {
         /// Name of the topic
+        #[arg(add = completion::topics())]
         topic: String,
         /// New number of partitions, at most 100,000
         #[arg(long, value_name = "COUNT", value_parser = partition_count())]
@@ -49,6 +54,7 @@ pub(crate) enum TopicSubcommand {
     /// Delete the oldest records of a topic
     Trim {
         /// Name of the topic
+        #[arg(add = completion::topics())]
         topic: String,
         /// First record to keep: a position as in `consume --from`
         ///
@@ -56,8 +62,8 @@ pub(crate) enum TopicSubcommand {
         #[arg(long, visible_alias = "before", value_name = "POSITION", allow_hyphen_values = true)]
         to: PositionArg,
         /// Partitions [default: all]
-        #[arg(short, long = "partitions", value_delimiter = ',', value_name = "N,...")]
-        partitions: Vec<u32>,
+        #[arg(short, long, value_name = "N-M,...", default_value = "", hide_default_value = true)]
+        partitions: PartitionList,
         /// Skip the confirmation
         #[arg(long)]
         yes: bool,
@@ -67,6 +73,7 @@ pub(crate) enum TopicSubcommand {
     /// From then on, appends that carry another token are rejected.
     Fence {
         /// Name of the topic
+        #[arg(add = completion::topics())]
         topic: String,
         /// Partition
         partition: u32,
@@ -80,6 +87,7 @@ pub(crate) enum TopicSubcommand {
     /// Delete a topic and its records
     Delete {
         /// Name of the topic
+        #[arg(add = completion::topics())]
         topic: String,
         /// Skip the confirmation
         #[arg(long)]
@@ -92,7 +100,7 @@ pub(crate) struct TopicCreateArgs {
     /// Name of the topic
     pub(crate) topic: String,
     /// Number of partitions, at most 100,000
-    #[arg(short, long, default_value_t = 1, value_name = "COUNT", value_parser = partition_count())]
+    #[arg(long, default_value_t = 1, value_name = "COUNT", value_parser = partition_count())]
     pub(crate) partitions: u32,
     /// Replicas of each partition [default: the cluster's]
     #[arg(long, default_value_t = 0, hide_default_value = true, value_name = "COUNT")]

@@ -1,26 +1,40 @@
-//! Confirmation of commands that delete data.
+//! Confirmation of commands that delete data or redundancy.
 
 use std::io::{self, BufRead, IsTerminal};
 
 use anyhow::Context;
+use tokio::sync::oneshot;
 
 use crate::exit::{CliError, Exit};
 use crate::output::write_message;
 
-/// Asks the user to confirm a deletion by typing the name; `kind` says what it names.
+/// Asks the user to confirm by typing the name of the `kind` of thing that is removed. Ctrl-C ends
+/// the wait, because the caller stops to poll this future.
 ///
 /// # Errors
 /// Fails if standard input is no terminal or the user types another text.
-pub(crate) fn confirm(kind: &str, name: &str, what: &str) -> anyhow::Result<()> {
+pub(crate) async fn confirm(kind: &str, name: &str, what: &str) -> anyhow::Result<()> {
     if !io::stdin().is_terminal() {
         let failure = CliError::new(Exit::Usage, what).why("a confirmation needs a terminal");
         return Err(failure.hint("run the command with --yes").into());
     }
-    write_message(format_args!("{what}; type the {kind} name to confirm: "));
-    let mut typed = String::new();
-    io::stdin().lock().read_line(&mut typed).context("read the confirmation")?;
-    if typed.trim() == name {
+    write_message(format_args!("{what}; type the {kind} {}to confirm: ", name_word(kind)));
+    let (sender, typed) = oneshot::channel();
+    // A thread of its own: a blocked read would keep the command from ending.
+    std::thread::spawn(move || {
+        let mut line = String::new();
+        let read = io::stdin().lock().read_line(&mut line).map(|_| line);
+        // Ignored: the command was interrupted.
+        let _ = sender.send(read);
+    });
+    let typed = typed.await.context("wait for the confirmation")?;
+    if typed.context("read the confirmation")?.trim() == name {
         return Ok(());
     }
     Err(CliError::new(Exit::Error, "not confirmed; nothing was changed").into())
+}
+
+/// Returns what of a thing is typed: topics have names, nodes have ids.
+fn name_word(kind: &str) -> &'static str {
+    if kind == "node" { "id " } else { "name " }
 }

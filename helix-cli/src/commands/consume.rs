@@ -29,6 +29,7 @@ pub(crate) async fn run(global: &GlobalArgs, args: &ConsumeArgs) -> anyhow::Resu
     let all_partitions = args.partitions.is_empty() && range.until.is_none();
     let mut options = read_options(&client, source, args.follow);
     options.new_partitions = args.follow && all_partitions;
+    options.skip_undecodable = args.skip_undecodable;
     if args.follow {
         options.on_recreate = args.recreate.into();
     }
@@ -132,6 +133,9 @@ pub(crate) async fn read(
     while let Some(event) = subscription.next().await {
         match event {
             Ok(Event::Data(data)) => {
+                for skipped in &data.undecodable {
+                    message!("skipped: {}", skipped.message);
+                }
                 for record in &data.records {
                     printer.print(&data.topic, data.partition, record)?;
                     remaining -= 1;

@@ -6,10 +6,11 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::args::{ContextSubcommand, GlobalArgs, TlsArgs};
-use crate::context::{ContextEntry, Contexts, path};
+use crate::context::{ContextEntry, Contexts, DEFAULT_ADDR, ENV, path};
 use crate::exit::{CliError, Exit};
 use crate::output::{Output, message};
 use crate::tls::ContextTls;
+use crate::units;
 
 /// A context.
 #[derive(Debug, Serialize, JsonSchema)]
@@ -54,9 +55,13 @@ pub(crate) fn run(global: &GlobalArgs, command: &ContextSubcommand) -> anyhow::R
     if !global.quiet {
         let current = match &contexts.current {
             Some(name) => format!("current: {name}"),
-            None => "no current context".to_owned(),
+            None => match std::env::var(ENV) {
+                Ok(addr) => format!("no current context; commands use {addr} of HELIX_ADDR"),
+                Err(_) => format!("no current context; commands use {DEFAULT_ADDR}"),
+            },
         };
-        message!("{} contexts in {}; {current}", contexts.contexts.len(), path()?.display());
+        let count = units::counted(contexts.contexts.len() as u64, "context");
+        message!("{count} in {}; {current}", path()?.display());
     }
     Ok(())
 }

@@ -88,6 +88,11 @@ fn of_error(reason: ErrorReason) -> ReasonPage {
 }
 
 impl ReasonPage {
+    /// Returns the name of the reason.
+    pub(crate) fn name(&self) -> &str {
+        &self.reason
+    }
+
     fn new(reason: String, ReasonText { meaning, why, hint }: ReasonText) -> Self {
         let (grpc_code, retryable, may_have_applied) = (None, None, None);
         Self { reason, grpc_code, retryable, may_have_applied, meaning, why, hint }
@@ -105,6 +110,11 @@ impl ReasonPage {
         };
         let applied = match self.may_have_applied {
             Some(true) => "may have been applied",
+            // Earlier attempts of the same call may have failed with another reason.
+            Some(false) if self.retryable == Some(true) => {
+                "was not applied by this attempt; the error states whether an earlier one may have \
+                 been"
+            }
             Some(false) => "was not applied",
             None => "may have been applied; the error states it",
         };

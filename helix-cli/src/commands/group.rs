@@ -108,8 +108,8 @@ async fn delete(client: &Client, group: &str, yes: bool) -> anyhow::Result<()> {
     let offsets = found.partitions.iter().filter(|partition| partition.offset.is_some()).count();
     // No confirmation: the service refuses to delete a group with members.
     if found.members.is_empty() && offsets > 0 && !yes {
-        let offsets = units::count(offsets as u64);
-        confirm("group", group, &format!("this deletes {group} with {offsets} offsets"))?;
+        let offsets = units::counted(offsets as u64, "offset");
+        confirm("group", group, &format!("this deletes {group} with {offsets}")).await?;
     }
     client.admin().delete_group(group).await.with_context(context)
 }

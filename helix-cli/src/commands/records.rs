@@ -2,6 +2,7 @@
 //! Output is buffered; the caller flushes it.
 
 use std::borrow::Cow;
+use std::io::{IsTerminal, stdout};
 use std::time::SystemTime;
 
 use base64::Engine;
@@ -16,6 +17,7 @@ use crate::args::GlobalArgs;
 use crate::exit::{CliError, Exit};
 use crate::format::OutputFormat;
 use crate::output;
+use crate::style::Style;
 use crate::template::Template;
 
 /// Buffer size that triggers a flush.
@@ -34,6 +36,8 @@ enum RecordForm {
     /// The value and a newline.
     Value,
     Template(Template),
+    /// A line with all fields, for a terminal: bytes that control it are escaped.
+    Columns,
     /// A line of JSON; not a JSON list, because a topic has no end.
     Json,
 }
@@ -52,9 +56,16 @@ impl RecordPrinter {
                 RecordForm::Template(template.clone())
             }
             (OutputFormat::Wide, None) => RecordForm::Template(Template::wide()),
+            (OutputFormat::Table, None) if stdout().is_terminal() => RecordForm::Columns,
             (OutputFormat::Table, None) => RecordForm::Value,
         };
-        Ok(Self { form, buffer: Vec::new() })
+        let mut buffer = Vec::new();
+        if matches!(form, RecordForm::Columns) {
+            let style = Style::of_stdout();
+            buffer.extend_from_slice(style.label(COLUMNS_HEADING).as_bytes());
+            buffer.push(b'\n');
+        }
+        Ok(Self { form, buffer })
     }
 
     pub(crate) fn print(
@@ -93,7 +104,41 @@ fn write(
             template.render(buffer, topic, partition, record);
             Ok(())
         }
+        RecordForm::Columns => {
+            columns(buffer, partition, record);
+            Ok(())
+        }
         RecordForm::Json => output::json_line(buffer, &RecordRow::new(topic, partition, record)),
+    }
+}
+
+/// Headings of the lines on a terminal.
+const COLUMNS_HEADING: &str = "PART  OFFSET    APPENDED                 KEY           VALUE";
+
+/// Appends a line with all fields. An absent key is `-`, a tombstone is shown as such.
+fn columns(buffer: &mut Vec<u8>, partition: u32, record: &ConsumedRecord) {
+    let time = time(record.append_time).replace('T', " ");
+    // Milliseconds: "2026-01-31 10:00:00.000".
+    let time = time.trim_end_matches('Z').chars().take(23).collect::<String>();
+    let key = record.key.as_deref().map_or_else(|| "-".to_owned(), printable);
+    let value = record.value.as_deref().map_or_else(|| "(tombstone)".to_owned(), printable);
+    let line = format!("{partition:>4}  {:<8}  {time:<23}  {key:<12}  {value}", record.offset);
+    buffer.extend_from_slice(line.trim_end().as_bytes());
+    buffer.push(b'\n');
+}
+
+/// Returns bytes as text for a terminal.
+fn printable(bytes: &[u8]) -> String {
+    match std::str::from_utf8(bytes) {
+        Ok(text) => text.chars().fold(String::new(), |mut shown, letter| {
+            if letter.is_control() {
+                shown.extend(letter.escape_default());
+            } else {
+                shown.push(letter);
+            }
+            shown
+        }),
+        Err(_) => bytes.escape_ascii().to_string(),
     }
 }
 
@@ -238,6 +283,15 @@ mod tests {
         let wide =
             printed(&RecordForm::Template(Template::wide()), &record(Some(b"k"), Some(b"v")));
         assert_eq!(wide, "2\t7\t1970-01-01T00:00:01.500Z\tk\tv\n");
+    }
+
+    #[test]
+    fn terminal_shows_all_fields_and_escapes_controls() {
+        let shown = printed(&RecordForm::Columns, &record(Some(b"k"), Some(b"a\x1b[2Jb\nc")));
+        let expected = "   2  7         1970-01-01 00:00:01.500  k             a\\u{1b}[2Jb\\nc\n";
+        assert_eq!(shown, expected);
+        let bare = printed(&RecordForm::Columns, &record(None, None));
+        assert!(bare.ends_with("-             (tombstone)\n"), "{bare}");
     }
 
     #[test]

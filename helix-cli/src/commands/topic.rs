@@ -150,8 +150,9 @@ async fn trim(
         confirm(
             "topic",
             name,
-            &format!("this deletes {} records of {name}", units::count(dropped)),
-        )?;
+            &format!("this deletes {} of {name}", units::counted(dropped, "record")),
+        )
+        .await?;
     }
     let trims = bounds.iter().zip(offsets).map(|(bounds, offset)| async move {
         let PartitionBounds { partition, watermarks } = *bounds;
@@ -174,8 +175,9 @@ async fn delete(client: &Client, topic: &str, yes: bool) -> anyhow::Result<()> {
         confirm(
             "topic",
             topic,
-            &format!("this deletes {topic} with {} records", units::count(records)),
-        )?;
+            &format!("this deletes {topic} with {}", units::counted(records, "record")),
+        )
+        .await?;
     }
     client.admin().delete_topic(counted).await.with_context(|| format!("delete {topic}"))
 }

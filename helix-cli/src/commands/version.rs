@@ -12,6 +12,8 @@ use crate::output::{Output, message};
 pub(crate) struct VersionReport {
     /// Version of this program.
     version: &'static str,
+    /// Commit that this program was built from. None if the build did not know it.
+    commit: Option<&'static str>,
     /// None if no node answers.
     nodes: Option<Vec<Node>>,
 }
@@ -24,7 +26,9 @@ struct Node {
 }
 
 pub(crate) async fn run(global: &GlobalArgs) -> anyhow::Result<()> {
-    let versions = VersionReport { version: env!("CARGO_PKG_VERSION"), nodes: nodes(global).await };
+    let commit = Some(env!("HELIX_COMMIT")).filter(|commit| !commit.is_empty());
+    let nodes = nodes(global).await;
+    let versions = VersionReport { version: env!("CARGO_PKG_VERSION"), commit, nodes };
     if versions.nodes.is_none() && !global.quiet {
         message!("no node answers at {}", global.addr.join(","));
     }

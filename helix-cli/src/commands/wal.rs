@@ -251,6 +251,20 @@ fn open(dir: PathBuf) -> anyhow::Result<Log> {
     Ok(Log { dir, storage, is_in_use })
 }
 
+/// Lists the logs of a stopped node.
+///
+/// # Errors
+/// Fails if one of them cannot be read.
+pub(crate) fn inspect(dir: &Path) -> anyhow::Result<Vec<InspectedLog>> {
+    let inspected = |log: &Log| {
+        let report = helix_wal::inspect(&log.storage);
+        report
+            .map(|report| InspectedLog::new(&log.dir, report))
+            .map_err(|error| unreadable(&log.dir, &error))
+    };
+    open_logs(dir)?.iter().map(inspected).collect()
+}
+
 /// Shows the readable logs. Fails with the error of the first unreadable one.
 fn inspect_all(output: Output, logs: &[Log], with_codecs: bool) -> anyhow::Result<()> {
     let mut inspected = Vec::new();

@@ -11,6 +11,9 @@ use crate::args::{DevStartArgs, NODES_MAX};
 use crate::exit::{CliError, Exit};
 use crate::local_cluster::node_directory;
 
+/// Data directory of a cluster without --dir.
+const DIRECTORY_DEFAULT: &str = "helix-dev";
+
 /// Storage of the nodes.
 #[derive(Debug)]
 pub(super) enum DataDirectory {
@@ -33,10 +36,17 @@ impl DataDirectory {
         if args.memory {
             return Ok(Self::Memory);
         }
-        let path = args.dir.clone();
+        // A directory that the user names is never removed.
+        let is_kept = args.keep || args.dir.is_some();
+        let path = args.dir.clone().unwrap_or_else(|| PathBuf::from(DIRECTORY_DEFAULT));
         check_size(&path, args.nodes)?;
-        if args.keep {
-            return Ok(Self::Kept { path, existed: false });
+        Self::create_at(path, is_kept)
+    }
+
+    fn create_at(path: PathBuf, is_kept: bool) -> anyhow::Result<Self> {
+        if is_kept {
+            let existed = path.exists();
+            return Ok(Self::Kept { path, existed });
         }
         match temporary(&path) {
             Ok(directory) => Ok(Self::Temporary(directory)),
@@ -67,11 +77,13 @@ impl DataDirectory {
             Self::Memory => "data in memory: nothing survives a restart".to_owned(),
             Self::Temporary(directory) => {
                 let path = directory.path().display();
-                format!("data in {path}, removed on exit; use --keep to keep it")
+                format!("data and logs in {path}, removed on exit; use --keep to keep them")
             }
-            Self::Kept { path, existed: false } => format!("data in {}, kept", path.display()),
+            Self::Kept { path, existed: false } => {
+                format!("data and logs (node-N.log) in {}, kept", path.display())
+            }
             Self::Kept { path, existed: true } => {
-                format!("data in {}, which existed before and is kept", path.display())
+                format!("data and logs in {}, which existed before and is kept", path.display())
             }
         }
     }
@@ -111,25 +123,19 @@ mod tests {
     use super::*;
     use crate::args::DevPortArgs;
 
-    fn args(dir: PathBuf, keep: bool) -> DevStartArgs {
-        DevStartArgs {
-            nodes: 3,
-            base: DevPortArgs { port: 1 },
-            memory: false,
-            tls: false,
-            keep,
-            dir,
-        }
+    fn args(dir: PathBuf) -> DevStartArgs {
+        let base = DevPortArgs { port: 1 };
+        DevStartArgs { nodes: 3, base, memory: false, tls: false, keep: false, dir: Some(dir) }
     }
 
     #[test]
     fn removes_created_directory_but_not_an_existing_one() {
         let base = tempfile::tempdir().unwrap();
         let path = base.path().join("helix-dev");
-        let first = DataDirectory::create(&args(path.clone(), false)).unwrap();
+        let first = DataDirectory::create_at(path.clone(), false).unwrap();
         assert!(matches!(first, DataDirectory::Temporary(_)));
         assert_eq!(first.path().unwrap(), path);
-        let second = DataDirectory::create(&args(path.clone(), false)).unwrap();
+        let second = DataDirectory::create_at(path.clone(), false).unwrap();
         assert!(matches!(second, DataDirectory::Kept { existed: true, .. }));
         second.remove().unwrap();
         assert!(path.exists());
@@ -138,10 +144,10 @@ mod tests {
     }
 
     #[test]
-    fn kept_directory_is_created_by_the_nodes() {
+    fn named_directory_is_created_by_the_nodes_and_kept() {
         let base = tempfile::tempdir().unwrap();
         let path = base.path().join("data");
-        let directory = DataDirectory::create(&args(path.clone(), true)).unwrap();
+        let directory = DataDirectory::create(&args(path.clone())).unwrap();
         assert!(matches!(directory, DataDirectory::Kept { existed: false, .. }));
         assert!(!path.exists());
     }
@@ -151,9 +157,9 @@ mod tests {
         let base = tempfile::tempdir().unwrap();
         let path = base.path().to_owned();
         let _one = temporary(&node_directory(&path, 1)).unwrap();
-        assert!(DataDirectory::create(&args(path.clone(), false)).is_err());
+        assert!(DataDirectory::create(&args(path.clone())).is_err());
         let _two = temporary(&node_directory(&path, 2)).unwrap();
         let _three = temporary(&node_directory(&path, 3)).unwrap();
-        assert!(DataDirectory::create(&args(path, false)).is_ok());
+        assert!(DataDirectory::create(&args(path)).is_ok());
     }
 }

@@ -273,7 +273,7 @@ In another terminal, try:
   {helix} topic create orders --partitions 4
   echo hello | {helix} produce orders
   {helix} consume orders --from earliest
-  {helix} tail orders -f
+  {helix} tail orders --follow
   {helix} cluster health
 {}
 Ctrl-C, or {}, stops {}.
@@ -310,7 +310,7 @@ mod tests {
 
     fn args(nodes: u8, port: u16) -> DevStartArgs {
         let base = DevPortArgs { port };
-        DevStartArgs { nodes, base, memory: true, tls: false, keep: false, dir: PathBuf::new() }
+        DevStartArgs { nodes, base, memory: true, tls: false, keep: false, dir: None }
     }
 
     #[test]

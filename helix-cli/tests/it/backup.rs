@@ -67,7 +67,7 @@ const KEYED: [&str; 4] = ["produce", "orders", "--key-separator", ":"];
 #[test]
 fn backup_is_extended_and_restored() {
     let node = ServerProcess::start();
-    node.ok(&["topic", "create", "orders", "-p", "3", "--retention-time", "9d"]);
+    node.ok(&["topic", "create", "orders", "--partitions", "3", "--retention-time", "9d"]);
     node.ok_with(&KEYED, &lines(500));
     // The first batch of partition 1 now starts below the log start offset.
     node.ok(&["topic", "trim", "orders", "-p", "1", "--to", "+2", "--yes"]);
@@ -112,7 +112,7 @@ fn backup_is_extended_and_restored() {
     assert_eq!(restore(&other, &directory, &["--topic", "nowhere"]).code, 3);
     assert_eq!(restore(&other, &directory, &["--as", "one-name-for-all"]).code, 2);
     node.ok(&["topic", "delete", "orders", "--yes"]);
-    node.ok(&["topic", "create", "orders", "-p", "3"]);
+    node.ok(&["topic", "create", "orders", "--partitions", "3"]);
     node.ok_with(&KEYED, &lines(1000));
     let recreated = node.run(&["backup", directory.to_str().unwrap(), "--topic", "orders"], "");
     assert_eq!(recreated.code, 4, "{recreated:?}");
@@ -127,7 +127,7 @@ fn sum(rows: &Value, name: &str) -> u64 {
 #[test]
 fn deleted_records_become_gaps_and_the_rest_is_backed_up() {
     let node = ServerProcess::start();
-    node.ok(&["topic", "create", "orders", "-p", "2"]);
+    node.ok(&["topic", "create", "orders", "--partitions", "2"]);
     node.ok(&["topic", "create", "other"]);
     for topic in ["orders", "other"] {
         node.ok_with(&["produce", topic, "-p", "0"], "a\nb\n");
@@ -202,7 +202,7 @@ fn recreated_topic_does_not_stop_the_others() {
 fn backup_with_deletion(node: &ServerProcess, base: &Path, deletion: &[&str]) -> PathBuf {
     for number in 0..TRIES {
         let directory = base.join(number.to_string());
-        node.ok(&["topic", "create", "orders", "-p", "2"]);
+        node.ok(&["topic", "create", "orders", "--partitions", "2"]);
         node.ok_with(&KEYED, &lines(LARGE_LINES));
         let begun = directory.join("topic-orders/partition-0");
         let args = ["backup", directory.to_str().unwrap(), "--addr", node.address()];
@@ -281,7 +281,7 @@ fn compressed_batches_are_backed_up_and_restored_as_stored() {
 #[test]
 fn damaged_backup_is_not_restored() {
     let node = ServerProcess::start();
-    node.ok(&["topic", "create", "orders", "-p", "2"]);
+    node.ok(&["topic", "create", "orders", "--partitions", "2"]);
     node.ok_with(&KEYED, &lines(50));
     let directory = tempfile::tempdir().unwrap();
     let directory = directory.path().join("backup");
@@ -311,7 +311,7 @@ fn damaged_backup_is_not_restored() {
 #[test]
 fn keep_offsets_restores_offsets() {
     let node = ServerProcess::start();
-    node.ok(&["topic", "create", "orders", "-p", "2", "--max-batch-bytes", "8KiB"]);
+    node.ok(&["topic", "create", "orders", "--partitions", "2", "--max-batch-bytes", "8KiB"]);
     node.ok_with(&KEYED, &lines(20_000));
     node.ok(&["topic", "trim", "orders", "--to", "-777", "--yes"]);
     let directory = tempfile::tempdir().unwrap();
@@ -353,7 +353,7 @@ fn killed_when(node: &ServerProcess, args: &[&str], condition: impl Fn() -> bool
 #[test]
 fn interrupted_backup_is_continued() {
     let node = ServerProcess::start();
-    node.ok(&["topic", "create", "orders", "-p", "2"]);
+    node.ok(&["topic", "create", "orders", "--partitions", "2"]);
     node.ok_with(&KEYED, &lines(LARGE_LINES));
     let base = tempfile::tempdir().unwrap();
     let mut interrupted = None;
@@ -390,7 +390,7 @@ fn interrupted_backup_is_continued() {
 #[test]
 fn interrupted_restore_is_resumed_with_resume_flag() {
     let node = ServerProcess::start();
-    node.ok(&["topic", "create", "orders", "-p", "2"]);
+    node.ok(&["topic", "create", "orders", "--partitions", "2"]);
     node.ok_with(&KEYED, &lines(LARGE_LINES));
     let base = tempfile::tempdir().unwrap();
     let directory = base.path().join("backup");
@@ -424,7 +424,7 @@ fn interrupted_restore_is_resumed_with_resume_flag() {
     // Resuming a complete restore changes nothing.
     assert_eq!(restore(&node, &directory, &["--as", &name, "--resume"]).code, 0);
 
-    node.ok(&["topic", "create", "other", "-p", "2", "--retention-bytes", "1GiB"]);
+    node.ok(&["topic", "create", "other", "--partitions", "2", "--retention-bytes", "1GiB"]);
     node.ok_with(&["produce", "other", "-p", "0"], "something else\n");
     let refused = restore(&node, &directory, &["--as", "other", "--resume"]);
     assert_eq!(refused.code, 4, "{refused:?}");

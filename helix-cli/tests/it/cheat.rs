@@ -12,7 +12,7 @@ const CLUSTERS: [&str; 3] = ["helix dev", "helix dev --nodes 1 --memory", "helix
 
 /// Examples that do not end.
 const ENDLESS: [&str; 2] =
-    ["helix consume orders --from latest --follow", "helix tail orders -n 3 -f -F '%o %v\\n'"];
+    ["helix consume orders --from latest --follow", "helix tail orders -n 3 -F -f '%o %v\\n'"];
 
 fn shell(line: &str, dev: &DevProcess, directory: &Path) -> Command {
     let program = Path::new(env!("CARGO_BIN_EXE_helix")).parent().unwrap();
@@ -21,6 +21,7 @@ fn shell(line: &str, dev: &DevProcess, directory: &Path) -> Command {
     command.args(["-c", line]).current_dir(directory).env("PATH", path);
     isolate(&mut command);
     command.env("HELIX_ADDR", dev.address()).env("XDG_CONFIG_HOME", directory);
+    command.env("XDG_STATE_HOME", directory.join("state"));
     command
 }
 

@@ -72,6 +72,7 @@ fn closed_output_changes_no_failure() {
     node.ok_with(&["produce", "default", "-p", "0"], "a\nb\n");
     let directory = tempfile::tempdir().unwrap();
     let path = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
+    let bundle = path("bundle.tar");
     let (good, bad, fresh) = (path("good"), path("bad"), path("fresh"));
     for backup in [&good, &bad] {
         node.ok(&["backup", backup]);
@@ -110,7 +111,7 @@ fn closed_output_changes_no_failure() {
         (&["cluster", "undrain", "1", "--addr", addr], "", 0),
         (&["cluster", "balance", "--addr", addr], "", 0),
         (&["topic", "create", "orders", "--addr", addr], "", 0),
-        (&["topic", "create", "default", "-p", "9", "--addr", addr], "", 4),
+        (&["topic", "create", "default", "--partitions", "9", "--addr", addr], "", 4),
         (&["topic", "list", "--addr", addr], "", 0),
         (&["topic", "describe", "default", "--addr", addr], "", 0),
         (&["topic", "describe", "none", "--addr", addr], "", 3),
@@ -168,6 +169,8 @@ fn closed_output_changes_no_failure() {
         (&["restore", &bad, "--topic", "default", "--as", "bad", "--addr", addr], "", 11),
         (&["check", "--addr", addr], "", 0),
         (&["check", "--addr", &one_is_dead], "", 1),
+        (&["top", "--addr", addr], "", 2),
+        (&["debug", "bundle", &bundle, "--addr", addr], "", 0),
         (&["context", "list"], "", 0),
         (&["context", "add", "-", "--addr", addr], "", 2),
         (&["context", "use", "none"], "", 3),

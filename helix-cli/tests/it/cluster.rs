@@ -37,7 +37,8 @@ fn dev_cluster_survives_a_killed_leader() {
     let health = dev.run(&["cluster", "health"], "");
     assert_eq!(health.code, 1, "{health:?}");
     assert!(health.stdout.contains("NODE_DOWN"), "{health:?}");
-    assert!(health.stderr.contains(&format!("these nodes are needed: {victim}")), "{health:?}");
+    // The majority remains, so no node is needed.
+    assert!(!health.stdout.contains("needed") && health.stderr.is_empty(), "{health:?}");
     let is_reachable = |row: &Value| row["is_reachable"].as_bool().unwrap();
     let nodes = rows(&dev, "nodes");
     let reachable: Vec<_> = nodes.iter().filter(|row| is_reachable(row)).collect();
@@ -96,7 +97,8 @@ fn dev_cluster_is_controlled_from_another_process() {
     assert!(dev.wait().success());
     let gone = dev.control(&["status"]);
     assert_eq!(gone.code, 3, "{gone:?}");
-    assert!(dev.is_directory_removed());
+    // The directory was named by the user.
+    assert!(!dev.is_directory_removed());
 }
 
 #[test]

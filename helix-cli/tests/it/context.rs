@@ -4,7 +4,7 @@ use std::process::Command;
 
 use tempfile::TempDir;
 
-use crate::harness::{CommandOutput, ServerProcess, helix, json, outcome};
+use crate::harness::{CommandOutput, ServerProcess, command, helix, json, outcome};
 
 /// Runs `helix` with its configuration below `home`, and with HELIX_ADDR if given.
 fn helix_in(home: &TempDir, addr: Option<&str>, args: &[&str]) -> CommandOutput {
@@ -64,12 +64,30 @@ fn explains_every_reason() {
 
 #[test]
 fn prints_completions_for_shells() {
-    for (shell, mark) in
-        [("bash", "complete -F _helix"), ("zsh", "#compdef helix"), ("fish", "complete -c helix")]
-    {
+    for shell in ["bash", "zsh", "fish"] {
         let completions = helix(&["completions", shell], "");
         assert_eq!(completions.code, 0, "{completions:?}");
-        assert!(completions.stdout.contains(mark), "{shell}");
-        assert!(completions.stdout.contains("transfer-leader"), "{shell}");
+        // The code calls the program for each completion.
+        let call = format!("COMPLETE=\"{shell}\"");
+        let bare = call.replace('"', "");
+        let is_call = completions.stdout.contains(&call) || completions.stdout.contains(&bare);
+        assert!(is_call, "{shell}: {completions:?}");
     }
+}
+
+#[test]
+fn completes_what_the_cluster_has() {
+    let node = ServerProcess::start();
+    node.ok(&["topic", "create", "orders"]);
+    node.ok(&["group", "seek", "billing", "orders", "--to", "earliest"]);
+    let completed = |words: &[&str]| {
+        let mut command = command(&[&["--", "helix"], words].concat());
+        command.env("COMPLETE", "fish").env("HELIX_ADDR", node.address());
+        outcome(command, "").stdout
+    };
+    assert!(completed(&["cluster", "transf"]).starts_with("transfer-leader"));
+    assert_eq!(completed(&["consume", "ord"]).trim(), "orders");
+    assert_eq!(completed(&["group", "describe", "b"]).trim(), "billing");
+    assert_eq!(completed(&["explain", "no_lea"]).trim(), "NO_LEADER");
+    assert_eq!(completed(&["config", "explain", "listen_a"]).trim(), "listen_addr");
 }

@@ -49,7 +49,7 @@ impl Members {
 
 fn node_with_orders() -> ServerProcess {
     let node = ServerProcess::start();
-    node.ok(&["topic", "create", "orders", "-p", "2"]);
+    node.ok(&["topic", "create", "orders", "--partitions", "2"]);
     let records: String = (0..10).map(|number| format!("{number}\n")).collect();
     for partition in ["0", "1"] {
         node.ok_with(&["produce", "orders", "--partition", partition], &records);
@@ -180,7 +180,7 @@ fn tables_fit_80_columns() {
 #[test]
 fn groups_are_managed_while_their_coordinator_is_dead() {
     let dev = DevProcess::start(3);
-    dev.ok(&["topic", "create", "orders", "-p", "4"]);
+    dev.ok(&["topic", "create", "orders", "--partitions", "4"]);
     dev.ok_with(&["produce", "orders"], "1\n2\n3\n");
     dev.ok(&["group", "seek", "billing", "orders", "--to", "earliest"]);
     let described = json(&dev.ok(&["group", "describe", "billing", "-o", "json"]));

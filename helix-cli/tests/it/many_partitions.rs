@@ -22,7 +22,7 @@ fn commands_work_for_many_partitions_with_long_names() {
     let count = PARTITIONS.to_string();
     let last = (PARTITIONS - 1).to_string();
     let last = last.as_str();
-    node.ok(&["topic", "create", topic, "-p", &count]);
+    node.ok(&["topic", "create", topic, "--partitions", &count]);
     for (partition, line) in [("0", "first\n"), ("10000", "middle\n"), (last, "last\n")] {
         node.ok_with(&["produce", topic, "-p", partition], line);
     }
@@ -110,8 +110,8 @@ fn cluster_status_does_not_grow_with_partitions() {
         &port.to_string(),
         &["--storage", "memory", "--advertise-addr", &proxy.address],
     );
-    node.ok(&["topic", "create", "one", "-p", &PARTITIONS.to_string()]);
-    node.ok(&["topic", "create", "two", "-p", "3"]);
+    node.ok(&["topic", "create", "one", "--partitions", &PARTITIONS.to_string()]);
+    node.ok(&["topic", "create", "two", "--partitions", "3"]);
     let via_proxy = |args: &[&str]| {
         let before = proxy.sent.load(Ordering::Relaxed);
         let outcome = helix(&[args, &["-o", "json", "--addr", &proxy.address]].concat(), "");
@@ -134,7 +134,7 @@ fn cluster_status_does_not_grow_with_partitions() {
 #[test]
 fn producer_writes_to_partitions_that_are_added() {
     let node = ServerProcess::start();
-    node.ok(&["topic", "create", "one", "-p", "1"]);
+    node.ok(&["topic", "create", "one", "--partitions", "1"]);
     let args = ["produce", "one", "--key-separator", ":", "-q", "--addr", node.address()];
     let mut producer = command(&args).stdin(Stdio::piped()).spawn().unwrap();
     let mut input = producer.stdin.take().unwrap();
@@ -164,7 +164,7 @@ fn producer_writes_to_partitions_that_are_added() {
 fn followers_read_partitions_that_are_added() {
     let node = ServerProcess::start();
     for (topic, args) in [("one", &["consume", "--follow"][..]), ("two", &["tail", "-f"])] {
-        node.ok(&["topic", "create", topic, "-p", "1"]);
+        node.ok(&["topic", "create", topic, "--partitions", "1"]);
         let args = [args, &[topic, "--addr", node.address()]].concat();
         let mut follower = command(&args).stdout(Stdio::piped()).spawn().unwrap();
         let mut lines = BufReader::new(follower.stdout.take().unwrap()).lines();

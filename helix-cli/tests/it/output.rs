@@ -72,7 +72,7 @@ fn json_results_match_their_schemas() {
     dev.ok(&["cluster", "health", "--watch", "--exit-when-healthy", "--timeout", "60s"]);
     let records = "k:v\nno key\n:\n";
     for (words, rest, input) in [
-        (&["topic", "create"][..], &["orders", "-p", "2"][..], ""),
+        (&["topic", "create"][..], &["orders", "--partitions", "2"][..], ""),
         (&["topic", "alter"], &["orders", "--retention-bytes", "1GiB"], ""),
         (&["topic", "add-partitions"], &["orders", "--total", "3"], ""),
         (&["produce"], &["orders", "--key-separator", ":"], records),
@@ -137,7 +137,7 @@ fn records_are_printed_in_the_requested_format() {
     node.ok_with(&sent, "k1:v1\nv2\n");
     let form = ["consume", "default", "-f", "%T/%p@%o %k=%v{json} %V\\n"];
     assert_eq!(node.ok(&form), "default/1@0 k1=\"v1\" 2\ndefault/1@1 =\"v2\" 2\n");
-    assert_eq!(node.ok(&["tail", "default", "-n", "1", "-F", "%v;"]), "v2;");
+    assert_eq!(node.ok(&["tail", "default", "-n", "1", "-f", "%v;"]), "v2;");
     let wide = node.ok(&["consume", "default", "-o", "wide"]);
     let cells: Vec<_> = wide.lines().next().unwrap().split('\t').collect();
     assert_eq!((cells[0], cells[1], cells[3], cells[4]), ("1", "0", "k1", "v1"));

@@ -48,7 +48,7 @@ impl Following {
 
 fn recreate(node: &ServerProcess) {
     node.ok(&["topic", "delete", "orders", "--yes"]);
-    node.ok(&["topic", "create", "orders", "-p", "1"]);
+    node.ok(&["topic", "create", "orders", "--partitions", "1"]);
     // More records than before: the old offset exists in the new topic too.
     node.ok_with(&["produce", "orders"], "new 0\nnew 1\nnew 2\n");
 }
@@ -56,7 +56,7 @@ fn recreate(node: &ServerProcess) {
 #[test]
 fn follow_ends_with_not_found() {
     let node = ServerProcess::start();
-    node.ok(&["topic", "create", "orders", "-p", "1"]);
+    node.ok(&["topic", "create", "orders", "--partitions", "1"]);
     node.ok_with(&["produce", "orders"], "old\n");
     let consume = ["consume", "orders", "--follow", "--from", "earliest"];
     let following =
@@ -74,7 +74,7 @@ fn follow_ends_with_not_found() {
 #[test]
 fn follow_restarts_on_request() {
     let node = ServerProcess::start();
-    node.ok(&["topic", "create", "orders", "-p", "1"]);
+    node.ok(&["topic", "create", "orders", "--partitions", "1"]);
     node.ok_with(&["produce", "orders"], "old\n");
     let consume = ["consume", "orders", "--follow", "--from", "earliest", "-n", "4"];
     let following =

@@ -8,7 +8,7 @@ use helix_proto::batch;
 use helix_proto::log::v1::{ErrorReason, FetchResponse, PartitionRecords, Record, StoredBatch};
 use tonic::Code;
 
-use super::{Batches, ConsumedRecord, Position, ReadStart, Records};
+use super::{Batches, ConsumedRecord, Position, ReadStart, Records, UndecodableBatch};
 use crate::error::{Error, Result};
 
 /// Returns the batches of each start, in order.
@@ -90,6 +90,16 @@ fn verify(stored: &StoredBatch, data: &PartitionRecords) -> Result<()> {
 
 /// Decodes the records of batches: see [`Batches::decode`].
 pub(super) fn records(batches: Batches) -> Result<Records> {
+    match readable(batches, false) {
+        (records, None) => Ok(records),
+        (_, Some(error)) => Err(error),
+    }
+}
+
+/// Decodes the records up to the first batch that is not decodable, and returns its error.
+///
+/// With `skips` such batches are skipped and listed instead.
+pub(super) fn readable(batches: Batches, skips: bool) -> (Records, Option<Error>) {
     let Batches {
         topic,
         partition,
@@ -101,26 +111,53 @@ pub(super) fn records(batches: Batches) -> Result<Records> {
         topic_id,
     } = batches;
     let until = until.unwrap_or(u64::MAX);
-    let mut records = Vec::new();
+    let mut all = Records {
+        topic,
+        partition,
+        records: Vec::new(),
+        next_offset,
+        watermarks,
+        topic_id,
+        undecodable: Vec::new(),
+    };
     for stored in batches {
-        let decoded = stored.batch.as_ref().map(batch::decode).transpose();
-        let list = decoded
-            .map_err(|error| corrupt(&topic, partition, stored.first_offset, &error))?
-            .unwrap_or_default();
-        let append_time = stored.append_time.map_or(SystemTime::UNIX_EPOCH, time);
-        for (index, record) in list.records.into_iter().enumerate() {
-            // The checksum covers neither the first offset nor the deltas.
-            let delta = delta(&stored.offset_deltas, index);
-            let Some(offset) = stored.first_offset.checked_add(delta) else {
-                let what = "a record offset exceeds 64 bits";
-                return Err(corrupt(&topic, partition, stored.first_offset, &what));
-            };
-            if (start_offset..until).contains(&offset) {
-                records.push(consumed(offset, append_time, record));
+        match decode(&all, &stored) {
+            Ok(records) => {
+                let is_requested = |it: &ConsumedRecord| (start_offset..until).contains(&it.offset);
+                all.records.extend(records.into_iter().filter(is_requested));
+            }
+            Err(error) if skips && error.is(ErrorReason::UndecodableBatch) => {
+                all.undecodable.push(UndecodableBatch {
+                    first_offset: stored.first_offset,
+                    record_count: stored.batch.as_ref().map_or(0, |batch| batch.record_count),
+                    message: error.message.clone(),
+                });
+            }
+            Err(error) => {
+                all.next_offset = stored.first_offset;
+                return (all, Some(error));
             }
         }
     }
-    Ok(Records { topic, partition, records, next_offset, watermarks, topic_id })
+    (all, None)
+}
+
+fn decode(of: &Records, stored: &StoredBatch) -> Result<Vec<ConsumedRecord>> {
+    let decoded = stored.batch.as_ref().map(batch::decode).transpose();
+    let list = decoded
+        .map_err(|error| undecodable(&of.topic, of.partition, stored.first_offset, &error))?
+        .unwrap_or_default();
+    let append_time = stored.append_time.map_or(SystemTime::UNIX_EPOCH, time);
+    let records = list.records.into_iter().enumerate().map(|(index, record)| {
+        // The checksum covers neither the first offset nor the deltas.
+        let offset = stored.first_offset.checked_add(delta(&stored.offset_deltas, index));
+        let offset = offset.ok_or_else(|| {
+            let what = "a record offset exceeds 64 bits";
+            corrupt(&of.topic, of.partition, stored.first_offset, &what)
+        })?;
+        Ok(consumed(offset, append_time, record))
+    });
+    records.collect()
 }
 
 /// Returns the distance of a record from its batch's first offset.
@@ -142,6 +179,14 @@ fn consumed(offset: u64, append_time: SystemTime, record: Record) -> ConsumedRec
 /// Converts a timestamp; one outside the platform's range becomes the epoch.
 fn time(timestamp: prost_types::Timestamp) -> SystemTime {
     helix_proto::time::system_time(timestamp).unwrap_or(SystemTime::UNIX_EPOCH)
+}
+
+fn undecodable(topic: &str, partition: u32, offset: u64, why: &dyn std::fmt::Display) -> Error {
+    let message = format!(
+        "batch at offset {offset} of {topic}/{partition} is stored intact, but its content is not \
+         records: {why}"
+    );
+    Error::known(ErrorReason::UndecodableBatch, message)
 }
 
 fn corrupt(topic: &str, partition: u32, offset: u64, why: &dyn std::fmt::Display) -> Error {
@@ -240,6 +285,26 @@ mod tests {
         let beyond = stored(u64::MAX, &["a", "b"]);
         let error = batches(partition(3, vec![beyond], 4), Some(3), None).unwrap().decode();
         assert!(error.unwrap_err().is(ErrorReason::CorruptLog));
+    }
+
+    #[test]
+    fn undecodable_batch_ends_the_read_after_what_is_good() {
+        let mut garbage = stored(4, &["x"]);
+        // Field number 0 is invalid in every message.
+        garbage.batch = Some(batch::from_payload(1, Bytes::from_static(&[0x0A, 2, 0, 0])));
+        let list = || vec![stored(3, &["a"]), garbage.clone(), stored(5, &["b"])];
+        let read = |skips| {
+            let batches = batches(partition(3, list(), 6), Some(3), None).unwrap();
+            readable(batches, skips)
+        };
+        let (records, error) = read(false);
+        assert!(error.unwrap().is(ErrorReason::UndecodableBatch));
+        assert_eq!((records.records.len(), records.next_offset), (1, 4));
+        let (records, error) = read(true);
+        assert!(error.is_none());
+        let offsets: Vec<_> = records.records.iter().map(|record| record.offset).collect();
+        assert_eq!((offsets, records.next_offset), (vec![3, 5], 6));
+        assert_eq!(records.undecodable[0].first_offset, 4);
     }
 
     #[test]

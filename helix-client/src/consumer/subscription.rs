@@ -19,12 +19,14 @@ use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
 use tonic::{Code, Streaming};
 use tracing::debug;
 
+use super::decode;
 use super::read_turns::{ReadTurns, TURN};
 use super::replica_selector::ReplicaSelector;
 use super::{Batches, NodeGroup, NodeGroups, OnRecreate, ReadOptions, ReadStart, Records};
 use crate::client::Client;
 use crate::compression;
 use crate::error::{Error, RecreatedTopic, Result};
+use crate::pending::PendingGuard;
 use crate::retry::{Repeat, Retries, RetryDecision};
 use crate::routing::{LeaderProbe, ProbePace};
 use cursor::{Cursor, CursorIndex};
@@ -70,6 +72,9 @@ pub enum Event<T> {
 pub struct Subscription {
     events: mpsc::Receiver<Result<Event<Batches>>>,
     tasks: Arc<Mutex<JoinSet<()>>>,
+    skips_undecodable: bool,
+    /// Error of a batch after records that were returned.
+    failure: Option<Error>,
 }
 
 impl Subscription {
@@ -81,6 +86,7 @@ impl Subscription {
         let task = StreamTask {
             retries: Retries::new(Repeat::Read),
             healthy_at: Instant::now(),
+            pending: None,
             progress_at: Instant::now(),
             selector: ReplicaSelector::new(options, client.shared.routing.next_turn()),
             client,
@@ -96,7 +102,8 @@ impl Subscription {
             tasks.lock().unwrap_or_else(PoisonError::into_inner).spawn(watch);
         }
         task.spawn();
-        Self { events, tasks }
+        let skips_undecodable = options.skip_undecodable;
+        Self { events, tasks, skips_undecodable, failure: None }
     }
 
     /// Returns the next event, or `None` after the end.
@@ -109,10 +116,22 @@ impl Subscription {
     /// # Errors
     /// An error is final: subscribe again from the last `next_offset` if it is `retryable`.
     /// `TOPIC_RECREATED` if a topic was deleted and created again, unless
-    /// [`OnRecreate::Restart`] is set.
+    /// [`OnRecreate::Restart`] is set. `UNDECODABLE_BATCH` after the records before such a batch,
+    /// unless [`ReadOptions::skip_undecodable`] is set.
     pub async fn next(&mut self) -> Option<Result<Event<Records>>> {
+        if let Some(failure) = self.failure.take() {
+            self.end();
+            return Some(Err(failure));
+        }
         let event = match self.next_encoded().await? {
-            Ok(Event::Data(batches)) => batches.decode().map(Event::Data),
+            Ok(Event::Data(batches)) => match decode::readable(batches, self.skips_undecodable) {
+                (records, None) => Ok(Event::Data(records)),
+                (records, Some(error)) if records.records.is_empty() => Err(error),
+                (records, failure) => {
+                    self.failure = failure;
+                    Ok(Event::Data(records))
+                }
+            },
             Ok(Event::CaughtUp { topic, partition, watermarks }) => {
                 Ok(Event::CaughtUp { topic, partition, watermarks })
             }
@@ -166,6 +185,8 @@ struct StreamTask {
     retries: Retries,
     /// Time of the last message.
     healthy_at: Instant,
+    /// Set from a failure until the next event.
+    pending: Option<PendingGuard>,
     /// Time of the last records.
     progress_at: Instant,
 }
@@ -341,6 +362,7 @@ impl StreamTask {
             tasks: self.tasks.clone(),
             retries: Retries::new(Repeat::Read),
             healthy_at: Instant::now(),
+            pending: None,
             progress_at: self.progress_at,
         }
     }
@@ -414,6 +436,7 @@ impl StreamTask {
                 Err(error) => return StreamEnd::Failed(error),
             };
             self.retries.on_progress();
+            self.pending = None;
             let is_data = matches!(event, Event::Data(_));
             if is_data || !moves_on {
                 self.selector.on_progress();
@@ -543,6 +566,11 @@ impl StreamTask {
             (error, is_redirected) = self.selector.on_failure(route, error);
             is_redirected |= shared.routing.on_failure(route, &error);
         }
+        let pending = self.pending.take().or_else(|| shared.config.pending.begin("read"));
+        if let Some(pending) = &pending {
+            pending.on_failure(&error);
+        }
+        self.pending = pending;
         match self.retries.after(&error, is_redirected, &shared.jitter) {
             RetryDecision::GiveUp if has_absent => {
                 self.park_absent();

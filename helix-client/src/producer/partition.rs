@@ -9,6 +9,7 @@ use tokio::sync::Mutex;
 use tokio::time::{Instant, timeout_at};
 use tracing::warn;
 
+use super::sequence_lookup::next_sequence;
 use crate::append::{Ack, AppendOptions};
 use crate::client::Client;
 use crate::error::{Error, Result};
@@ -102,6 +103,37 @@ impl PartitionProducer {
         self.try_append(identities, &mut position, pending).await
     }
 
+    /// Returns the sequence of the next record, as known here or by the partition's leader.
+    pub(super) async fn next_sequence(&self) -> Result<u64> {
+        let Some(identities) = &self.identities else { return Ok(0) };
+        let mut position = self.position.lock().await;
+        self.take_up(identities, &mut position).await?;
+        Ok(position.next_sequence)
+    }
+
+    /// Continues after the records that the partition has of a continued identity.
+    async fn take_up(
+        &self,
+        identities: &Identities,
+        position: &mut SequencePosition,
+    ) -> Result<()> {
+        if position.identity.is_some() || !identities.is_continued() {
+            return Ok(());
+        }
+        let identity = identities.current().await?;
+        let (next_sequence, topic_id) =
+            next_sequence(&self.client, &self.topic, self.partition, identity).await?;
+        let recreated = position.recreated.take();
+        *position = SequencePosition {
+            identity: Some(identity),
+            next_sequence,
+            topic_id,
+            recreated,
+            ..SequencePosition::default()
+        };
+        Ok(())
+    }
+
     async fn try_append(
         &self,
         identities: &Identities,
@@ -109,6 +141,7 @@ impl PartitionProducer {
         pending: PendingAppend<'_>,
     ) -> Result<Ack> {
         let deadline = pending.since + self.client.config().request_timeout;
+        self.take_up(identities, position).await?;
         let claimed = timeout_at(deadline, position.claim(identities)).await;
         let overdue = |_| Error::timed_out("append").with_may_have_applied(false);
         let identity = claimed.map_err(overdue)??;

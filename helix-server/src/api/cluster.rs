@@ -314,14 +314,25 @@ fn under_replicated(shard: &Shard) -> Option<HealthIssue> {
         return None;
     }
     let shard_id = wire_shard_id(shard.id());
-    let nodes: Vec<String> =
-        behind.iter().map(|(node, lag)| format!("node {node} lacks {lag} entries")).collect();
+    let last = shard.status().last_index;
+    let nodes = behind.iter().map(|(node, lag)| behind_message(*node, *lag, last));
+    let nodes: Vec<String> = nodes.collect();
     Some(HealthIssue {
         reason: HealthReason::UnderReplicated.into(),
         shard_id: Some(shard_id),
         needed_node_ids: behind.iter().map(|(node, _)| *node).collect(),
         message: format!("shard {shard_id}: {}", nodes.join(", ")),
     })
+}
+
+/// Describes a replica that is behind a leader whose log ends with entry `last`.
+fn behind_message(node: u64, lag: u64, last: u64) -> String {
+    match lag {
+        // A leader counts from zero until a replica confirms its first entry.
+        _ if lag >= last => format!("node {node} has confirmed nothing since the last election"),
+        1 => format!("node {node} lacks 1 entry"),
+        _ => format!("node {node} lacks {lag} entries"),
+    }
 }
 
 /// Returns the issue of this replica if it fetches records that the other logs have purged.

@@ -101,7 +101,8 @@ fn error_detail(error: &Error) -> ErrorDetail {
         }
         Error::InvalidArgument { .. } => detail(R::InvalidArgument),
         Error::Unimplemented { .. } => detail(R::Unimplemented),
-        Error::CorruptLog { .. } | Error::NotARecord { .. } => detail(R::CorruptLog),
+        Error::CorruptLog { .. } => detail(R::CorruptLog),
+        Error::NotARecord { .. } => detail(R::UndecodableBatch),
         Error::Throttled { .. } | Error::OverQuota { .. } | Error::Exhausted { .. } => {
             detail(R::Throttled)
         }
@@ -338,8 +339,8 @@ mod tests {
             (Error::CorruptLog { what: what() }, "CORRUPT_LOG", Code::DataLoss, FINAL, false),
             (
                 Error::NotARecord { offset: 2, why: what() },
-                "CORRUPT_LOG",
-                Code::DataLoss,
+                "UNDECODABLE_BATCH",
+                precondition,
                 FINAL,
                 false,
             ),

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, MissedTickBehavior};
 
-use super::Node;
+use super::{Node, leadership_log};
 use crate::cluster::CoordinatorRound;
 use crate::error::{Error, Result};
 use crate::limits;
@@ -31,6 +31,7 @@ pub(super) fn start(node: &Arc<Node>) {
 /// Starts the tasks of an open data shard; they end when it is closed.
 pub(super) fn start_shard(node: &Arc<Node>, shard: Arc<Shard>) {
     tokio::spawn(follow_leaders(Arc::downgrade(node), shard.watch_leadership()));
+    tokio::spawn(leadership_log::run(shard.id(), node.info().node_id, shard.watch_leadership()));
     tokio::spawn(watch_disk(Arc::downgrade(node), Arc::downgrade(&shard)));
     tokio::spawn(maintain_shard(Arc::downgrade(node), shard.clone()));
     tokio::spawn(coordinate_groups(Arc::downgrade(node), shard));
@@ -75,6 +76,8 @@ async fn coordinate_groups(node: Weak<Node>, shard: Arc<Shard>) {
 /// Starts the tasks of shard 0; they end when it is closed.
 pub(super) fn start_cluster(node: &Arc<Node>) {
     tokio::spawn(follow_leaders(Arc::downgrade(node), node.cluster.watch_leadership()));
+    let own = node.info().node_id;
+    tokio::spawn(leadership_log::run(0, own, node.cluster.watch_leadership()));
     tokio::spawn(maintain_cluster(Arc::downgrade(node)));
 }
 

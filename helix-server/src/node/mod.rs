@@ -23,6 +23,7 @@ mod bootstrap_token;
 mod clock_watch;
 mod formation;
 mod groups;
+mod leadership_log;
 mod logs;
 mod lookup;
 mod member_tasks;
@@ -568,7 +569,8 @@ impl Node {
         let transfers = led.map(|shard| async move {
             let successor = self.cluster.successor(shard.id(), shard.replica(), true).await;
             if let Err(error) = shard.abandon_leadership(successor).await {
-                tracing::warn!(shard_id = shard.id(), %error, "leadership transfer failed");
+                // All nodes may be stopping; an election follows otherwise.
+                tracing::info!(shard_id = shard.id(), %error, "leadership transfer failed");
             }
         });
         join_all(transfers).await;
@@ -577,7 +579,7 @@ impl Node {
             && let successor = self.successor().await
             && let Err(error) = self.cluster.abandon_leadership(successor).await
         {
-            tracing::warn!(shard_id = 0, %error, "leadership transfer failed");
+            tracing::info!(shard_id = 0, %error, "leadership transfer failed");
         }
     }
 }

@@ -22,6 +22,7 @@ use super::snapshot::fetcher::{FetchProgress, RecordFetcher};
 use super::snapshot::records;
 use super::snapshot::source::{fetch_entries, fetch_live};
 use super::table::PeerTable;
+use super::wire;
 use crate::protocol::ProtocolVersions;
 use crate::raft::{
     DiskReads, ElectionTiming, Machine, Replica, ReplicaId, ReplicaParts, StateMachine, TypeConfig,
@@ -356,7 +357,11 @@ impl Hub {
         let from = if self.table.peer(from).is_some() { from } else { 0 };
         let before = lock(&self.refusals).insert(from, why.to_owned());
         if before.as_deref() != Some(why) {
-            tracing::warn!(node = from, "refused a peer's connection: {why}");
+            if wire::is_of_start(why) {
+                tracing::info!(node = from, "refused a peer's connection: {why}");
+            } else {
+                tracing::warn!(node = from, "refused a peer's connection: {why}");
+            }
         }
     }
 }

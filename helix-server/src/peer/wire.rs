@@ -24,6 +24,17 @@ pub(super) type AppendRequest = AppendEntriesRequest<TypeConfig>;
 pub(super) type AppendResult = StreamAppendResult<TypeConfig>;
 pub(super) type RpcError = RPCError<TypeConfig>;
 
+/// Refusal by a node that has not formed or joined a cluster, after its name.
+pub(super) const IN_NO_CLUSTER: &str = "is in no cluster yet";
+
+/// Refusal by a node that has not opened a shard, after the shard's name.
+pub(super) const NOT_OPEN: &str = "is not open here";
+
+/// Returns true for refusals that are normal while nodes start: the peer tries again.
+pub(super) fn is_of_start(why: &str) -> bool {
+    [IN_NO_CLUSTER, NOT_OPEN].iter().any(|text| why.contains(text))
+}
+
 /// Reason why a message is rejected: a faulty sender, or corruption in transit.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(super) enum WireError {

@@ -34,6 +34,12 @@ impl LeadershipWatch {
     pub async fn changed(&mut self) -> bool {
         self.0.changed().await.is_ok()
     }
+
+    /// Returns the current leader and the term.
+    pub fn leadership(&self) -> ShardLeadership {
+        let metrics = self.0.borrow_watched();
+        ShardLeadership { leader: metrics.current_leader, term: metrics.vote.leader_id.term }
+    }
 }
 
 /// A replica's own view of its role and of its log's end, from openraft's current state.

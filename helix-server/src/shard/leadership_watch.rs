@@ -52,8 +52,13 @@ impl Shard {
         // A leader that was isolated right after its election has never been confirmed.
         let silent = self.replica.confirmed_ago().unwrap_or_else(|| since.1.elapsed());
         let isolated = is_leader && !alone && silent > self.hub.timing().partitioned_after();
-        if self.isolated.swap(isolated, Ordering::Relaxed) != isolated && isolated {
-            tracing::warn!(shard_id = self.shard_id, "refusing appends, no majority responds");
+        if self.isolated.swap(isolated, Ordering::Relaxed) != isolated {
+            let (shard_id, term) = (self.shard_id, leadership.term);
+            if isolated {
+                tracing::warn!(shard_id, term, "refusing appends, no majority responds");
+            } else if is_leader {
+                tracing::info!(shard_id, term, "accepting appends, a majority responds again");
+            }
         }
         let leader_in = (is_leader && !isolated).then_some(leadership.term);
         if before.is_some() && leader_in != before {

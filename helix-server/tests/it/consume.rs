@@ -149,7 +149,7 @@ async fn invalid_record_fails_only_its_own_read() {
         assert_eq!(values(&read[0].records), ["a", "b"]);
         assert_eq!(values(&read[1].records), ["e"]);
         let refused = server.consume().fetch(fetch(vec![from_offset(0, 2)])).await.unwrap_err();
-        assert_eq!(reason(&refused), ErrorReason::CorruptLog);
+        assert_eq!(reason(&refused), ErrorReason::UndecodableBatch);
         assert!(refused.message().contains("invalid record at offset 2"), "{refused}");
         assert_eq!(values(&server.records(0, 3).await), ["d"], "the record after it");
         let encoded = FetchRequest { accept_encoded: true, ..fetch(vec![from_offset(0, 2)]) };
@@ -161,7 +161,7 @@ async fn invalid_record_fails_only_its_own_read() {
         let Some(Message::Data(data)) = first else { panic!("{first:?}") };
         assert_eq!(values(&data.records), ["a", "b"]);
         let refused = soon(stream.message()).await.unwrap_err();
-        assert_eq!(reason(&refused), ErrorReason::CorruptLog);
+        assert_eq!(reason(&refused), ErrorReason::UndecodableBatch);
     })
     .await;
 }

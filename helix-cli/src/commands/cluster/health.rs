@@ -1,17 +1,21 @@
 //! `helix cluster health`: merges the issues that the nodes report, with the reporting nodes.
 //! A node that does not answer is an issue too.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use helix_client::proto::log::v1::{HealthIssue, HealthReason};
+use prost_types::Timestamp;
 use schemars::JsonSchema;
 use serde::Serialize;
 use tokio::time::{Instant, sleep};
 
+use super::needed::{NeededNodes, list};
 use super::snapshot::ClusterSnapshot;
 use crate::args::{GlobalArgs, HealthArgs};
+use crate::clock;
 use crate::exit::{self, CliError, Exit};
 use crate::output::{Output, message, unless_closed};
+use crate::style::Style;
 
 /// Poll interval of `--watch`.
 const WATCH_INTERVAL: Duration = Duration::from_millis(500);
@@ -22,6 +26,11 @@ pub(crate) struct ClusterHealth {
     healthy: bool,
     nodes: Vec<NodeHealth>,
     issues: Vec<Issue>,
+    /// What is no problem of the cluster, such as a removed node in the list of addresses.
+    warnings: Vec<String>,
+    /// Nodes that must return before a shard can have a leader again.
+    #[serde(skip)]
+    needed: Option<String>,
 }
 
 /// Health as reported by a node.
@@ -61,7 +70,7 @@ async fn watch(global: &GlobalArgs, args: &HealthArgs, output: Output) -> anyhow
     let mut shown: Option<ClusterHealth> = None;
     let mut is_silent = false;
     // The exit code reports how the watch ended, so closed output must not end it.
-    let has_end = args.exit_when_healthy || args.timeout.is_some();
+    let has_end = args.exit_when_healthy || global.timeout.is_some();
     loop {
         let outcome =
             ClusterSnapshot::take(global).await.map(|snapshot| ClusterHealth::of(&snapshot));
@@ -70,7 +79,7 @@ async fn watch(global: &GlobalArgs, args: &HealthArgs, output: Output) -> anyhow
                 is_silent = false;
                 let verdict = health.verdict();
                 if !shown.as_ref().is_some_and(|shown| shown.is_same_except_messages(&health)) {
-                    let written = health.show(output);
+                    let written = health.show_at(output, clock::now());
                     let written = if has_end { unless_closed(written) } else { written };
                     if written.is_err() {
                         return verdict.and(written);
@@ -93,7 +102,7 @@ async fn watch(global: &GlobalArgs, args: &HealthArgs, output: Output) -> anyhow
         if args.exit_when_healthy && verdict.is_ok() {
             return Ok(());
         }
-        if args.timeout.is_some_and(|timeout| started.elapsed() >= timeout) {
+        if global.timeout.is_some_and(|timeout| started.elapsed() >= timeout) {
             return verdict;
         }
         sleep(WATCH_INTERVAL).await;
@@ -101,6 +110,16 @@ async fn watch(global: &GlobalArgs, args: &HealthArgs, output: Output) -> anyhow
 }
 
 impl ClusterHealth {
+    pub(crate) fn is_healthy(&self) -> bool {
+        self.healthy
+    }
+
+    /// Returns all issues, one line each.
+    pub(crate) fn issue_lines(&self) -> Vec<String> {
+        let line = |issue: &Issue| format!("{}: {}", issue.reason, issue.message);
+        self.issues.iter().map(line).collect()
+    }
+
     /// Returns the issues reported by nodes, one line each.
     pub(crate) fn messages(&self) -> Vec<String> {
         let reported = self.issues.iter().filter(|issue| !issue.reported_by.is_empty());
@@ -142,8 +161,21 @@ impl ClusterHealth {
             says_healthy: node.report.as_ref().ok().map(|report| report.health.healthy),
         };
         let nodes: Vec<_> = snapshot.nodes.iter().map(node).collect();
+        let needed = NeededNodes::of(snapshot);
+        for issue in issues.iter_mut().filter(|it| it.reason == name(HealthReason::NoLeader)) {
+            let of_shard = needed.iter().find(|it| Some(it.shard_id) == issue.shard_id);
+            issue.needed_node_ids = of_shard.map(|it| it.lost.clone()).unwrap_or_default();
+            if let Some(of_shard) = of_shard {
+                issue.message += &format!("; {}", of_shard.text());
+            }
+        }
+        let warnings = snapshot.removed.iter().map(|(node_id, addr)| {
+            format!("node {node_id} at {addr} was removed from the cluster; stop it, and remove its address")
+        });
+        let warnings = warnings.collect();
+        let needed = NeededNodes::describe(&needed);
         let healthy = issues.is_empty() && nodes.iter().all(|node| node.says_healthy == Some(true));
-        Self { healthy, nodes, issues }
+        Self { healthy, nodes, issues, warnings, needed }
     }
 
     /// Compares everything except the messages, which may contain counters.
@@ -161,21 +193,33 @@ impl ClusterHealth {
         output.show_as(self, || self.text())
     }
 
+    /// Prints the health with the time.
+    fn show_at(&self, output: Output, now: SystemTime) -> anyhow::Result<()> {
+        output.show_as(self, || format!("{} {}", time_of_day(now), self.text()))
+    }
+
     fn text(&self) -> String {
         let answering = self.nodes.iter().filter(|node| node.says_healthy.is_some()).count();
         let count = self.nodes.len();
+        let style = Style::of_stdout();
+        let (good, bad) =
+            (style.state("healthy", "healthy"), style.state("NOT healthy", "NOT healthy"));
         let mut text = match (self.healthy, self.issues.len()) {
-            (true, _) if count == 1 => "healthy: the node answers and has no issues\n".to_owned(),
-            (true, _) => format!("healthy: all {count} nodes answer and have no issues\n"),
+            (true, _) if count == 1 => format!("{good}: the node answers and has no issues\n"),
+            (true, _) => format!("{good}: all {count} nodes answer and have no issues\n"),
             (false, issues) => {
                 let plural = if issues == 1 { "" } else { "s" };
-                format!(
-                    "NOT healthy: {issues} issue{plural}; {answering} of {count} nodes answer\n"
-                )
+                format!("{bad}: {issues} issue{plural}; {answering} of {count} nodes answer\n")
             }
         };
         for issue in &self.issues {
             text += &issue.line();
+        }
+        for warning in &self.warnings {
+            text += &format!("  {:17} {warning}\n", "warning");
+        }
+        if let Some(needed) = &self.needed {
+            text += &format!("{needed}\n");
         }
         text
     }
@@ -186,16 +230,8 @@ impl ClusterHealth {
         if self.healthy {
             return Ok(());
         }
-        let failure = CliError::new(Exit::Error, "the cluster is not healthy");
-        let mut needed: Vec<u64> =
-            self.issues.iter().flat_map(|issue| &issue.needed_node_ids).copied().collect();
-        needed.sort_unstable();
-        needed.dedup();
-        let failure = match needed.as_slice() {
-            [] => failure,
-            needed => failure.why(format!("these nodes are needed: {}", list(needed))),
-        };
-        Err(failure.hint("helix cluster nodes\nhelix cluster shards").into())
+        // The result on standard output is the verdict.
+        Err(CliError::reported(Exit::Error).into())
     }
 }
 
@@ -230,13 +266,16 @@ fn add(issues: &mut Vec<Issue>, node_id: u64, issue: &HealthIssue) {
     }
 }
 
+/// Returns a time without its fraction: `2026-01-31T10:00:00Z`.
+fn time_of_day(time: SystemTime) -> String {
+    let mut time = Timestamp::from(time);
+    time.nanos = 0;
+    time.to_string()
+}
+
 /// Returns the name of a reason without its prefix: `NODE_DOWN`.
 fn name(reason: HealthReason) -> String {
     reason.as_str_name().trim_start_matches("HEALTH_REASON_").to_owned()
-}
-
-fn list(numbers: &[u64]) -> String {
-    numbers.iter().map(u64::to_string).collect::<Vec<_>>().join(", ")
 }
 
 #[cfg(test)]

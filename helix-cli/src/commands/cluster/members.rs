@@ -11,6 +11,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use tokio::time::{Instant, sleep};
 
+use super::snapshot::ClusterSnapshot;
 use crate::args::{GlobalArgs, WaitArgs};
 use crate::connect::connect;
 use crate::exit::{CliError, Exit};
@@ -28,6 +29,15 @@ pub(super) enum RequestedChange<'a> {
 }
 
 impl RequestedChange<'_> {
+    /// Returns the node that is added, removed or takes the place of another one.
+    fn node_id(self) -> u64 {
+        match self {
+            Self::Add { node_id, .. }
+            | Self::Remove { node_id, .. }
+            | Self::Replace { node_id, .. } => node_id,
+        }
+    }
+
     fn describe(self) -> String {
         match self {
             Self::Add { node_id, .. } => format!("add node {node_id}"),
@@ -59,6 +69,8 @@ pub(crate) struct ChangeStatus {
     phase: Option<String>,
     entries_remaining: u64,
     blocked_reason: String,
+    /// Of a dry run: each thing that prevents the change, or needs a confirmation.
+    obstacles: Vec<String>,
     shards: Vec<ShardChangeRow>,
 }
 
@@ -108,6 +120,7 @@ impl From<&MembershipChange> for ChangeStatus {
             phase: Some(phase_name(change.phase())),
             entries_remaining: change.entries_remaining,
             blocked_reason: change.blocked_reason.clone(),
+            obstacles: Vec::new(),
             shards: shards.collect(),
         }
     }
@@ -119,17 +132,14 @@ pub(super) async fn change(
     requested: RequestedChange<'_>,
     wait: &WaitArgs,
 ) -> anyhow::Result<()> {
+    if wait.dry_run {
+        let snapshot = ClusterSnapshot::take(global).await?;
+        return dry_run(global, &snapshot, requested, Vec::new(), Ok(())).await;
+    }
     let output = Output { format: global.output };
     let admin = connect(global).await?.admin();
-    let Some(mut change) = requested.start(&admin, wait.dry_run).await? else {
-        let (RequestedChange::Add { node_id, .. }
-        | RequestedChange::Remove { node_id, .. }
-        | RequestedChange::Replace { node_id, .. }) = requested;
-        if !global.quiet {
-            message!("all checks passed; nothing was changed");
-        }
-        return output.show(&ChangeStatus { node_id, ..ChangeStatus::default() });
-    };
+    let started = requested.start(&admin, false).await?;
+    let mut change = started.context("the response lacks the change")?;
     let started = Instant::now();
     let is_shown = !global.quiet && std::io::stderr().is_terminal();
     let mut shown = String::new();
@@ -139,7 +149,7 @@ pub(super) async fn change(
             message!("{line}");
             shown = line;
         }
-        if wait.timeout.is_some_and(|limit| started.elapsed() >= limit) {
+        if global.timeout.is_some_and(|limit| started.elapsed() >= limit) {
             let what = format!("{}: not done after {:?}", requested.describe(), started.elapsed());
             let failure = CliError::new(Exit::Unavailable, what).why(progress(&change));
             let hint = "run the command again to continue waiting\nhelix cluster health";
@@ -159,6 +169,43 @@ pub(super) async fn change(
         Ok(())
     };
     output.show_with_verdict(&status, verdict)
+}
+
+/// Checks a change and reports everything that is in the way, after the given obstacles.
+///
+/// # Errors
+/// Fails if the service would refuse the change, or with the given verdict.
+pub(super) async fn dry_run(
+    global: &GlobalArgs,
+    snapshot: &ClusterSnapshot,
+    requested: RequestedChange<'_>,
+    mut obstacles: Vec<String>,
+    verdict: anyhow::Result<()>,
+) -> anyhow::Result<()> {
+    let admin = connect(global).await?.admin();
+    let checked = requested.start(&admin, true).await;
+    if let Err(error) = &checked {
+        obstacles.insert(0, error.root_cause().to_string());
+    }
+    let node_id = requested.node_id();
+    for node in snapshot.nodes.iter().filter(|node| node.node_id != node_id) {
+        if let Err(error) = &node.report {
+            obstacles.push(format!("node {} does not answer: {}", node.node_id, error.message));
+        }
+    }
+    if !global.quiet {
+        match obstacles.len() {
+            0 => message!("all checks passed; nothing was changed"),
+            1 => message!("1 thing is in the way; nothing was changed"),
+            count => message!("{count} things are in the way; nothing was changed"),
+        }
+    }
+    let status = ChangeStatus { node_id, obstacles, ..ChangeStatus::default() };
+    let output = Output { format: global.output };
+    let shown = output.show_as(&status, || {
+        status.obstacles.iter().map(|obstacle| format!("{obstacle}\n")).collect()
+    });
+    checked.map(|_| ()).and(verdict).and(shown)
 }
 
 fn is_over(change: &MembershipChange) -> bool {

@@ -3,6 +3,8 @@
 
 pub(crate) mod health;
 pub(crate) mod members;
+pub(crate) mod needed;
+mod removal;
 pub(crate) mod snapshot;
 pub(crate) mod tables;
 
@@ -17,7 +19,7 @@ use tokio::time::{Instant, sleep};
 use crate::args::{ClusterSubcommand, GlobalArgs};
 use crate::connect::connect;
 use crate::exit::{CliError, Exit};
-use crate::output::Output;
+use crate::output::{Output, message};
 use members::RequestedChange;
 use snapshot::ClusterSnapshot;
 
@@ -47,7 +49,12 @@ pub(crate) async fn run(global: &GlobalArgs, command: &ClusterSubcommand) -> any
             let change = RequestedChange::Add { node_id: *node, peer_addr };
             members::change(global, change, wait).await
         }
-        ClusterSubcommand::RemoveNode { node, lost, wait } => {
+        ClusterSubcommand::RemoveNode { node, lost, force, yes, wait } => {
+            let removal = removal::Removal { node: *node, lost: *lost, force: *force, yes: *yes };
+            if wait.dry_run {
+                return removal.dry_run(global).await;
+            }
+            removal.check(global).await?;
             let change = RequestedChange::Remove { node_id: *node, lost: *lost };
             members::change(global, change, wait).await
         }
@@ -74,6 +81,8 @@ pub(crate) struct TransferredLeader {
     leader: u64,
     endpoint: String,
     term: u64,
+    /// Node to which the cluster moves the leadership back. None if it stays.
+    moves_back_to: Option<u64>,
 }
 
 async fn transfer(
@@ -91,11 +100,28 @@ async fn transfer(
     transferred.with_context(|| format!("transfer the leadership of shard {shard_id}"))?;
     let started = Instant::now();
     loop {
-        let leader = ClusterSnapshot::take(global).await?.leader(shard_id);
+        let snapshot = ClusterSnapshot::take(global).await?;
+        let leader = snapshot.leader(shard_id);
         if let Some(LeaderHint { node_id, endpoint, term }) = leader.clone()
             && is_done(node_id, before.as_ref(), to)
         {
-            return Ok(TransferredLeader { shard_id, leader: node_id, endpoint, term });
+            let moves_back_to = preferred_leader(&snapshot, shard_id).filter(|it| *it != node_id);
+            if let Some(preferred) = moves_back_to
+                && !global.quiet
+            {
+                message!(
+                    "the cluster moves shard {shard_id} back to node {preferred}, its preferred \
+                     leader, about 10 s after that node is up to date; to prevent it: helix \
+                     cluster drain {preferred}"
+                );
+            }
+            return Ok(TransferredLeader {
+                shard_id,
+                leader: node_id,
+                endpoint,
+                term,
+                moves_back_to,
+            });
         }
         if started.elapsed() >= TRANSFER_MAX {
             let current = leader.map_or("no node".to_owned(), |it| format!("node {}", it.node_id));
@@ -106,6 +132,21 @@ async fn transfer(
         }
         sleep(POLL_INTERVAL).await;
     }
+}
+
+/// Returns the node that the service prefers as leader of a shard: in turn over the nodes with a
+/// replica that may lead. None for shard 0, which stays where it is.
+fn preferred_leader(snapshot: &ClusterSnapshot, shard_id: u32) -> Option<u64> {
+    let metadata = snapshot.metadata()?;
+    let shard = metadata.shards.iter().find(|shard| shard.shard_id == shard_id)?;
+    let first = usize::try_from(shard_id).ok()?.checked_sub(1)?;
+    let may_lead = |id: &u64| {
+        let node = metadata.nodes.iter().find(|node| node.node_id == *id);
+        snapshot.is_reachable(*id) && node.is_some_and(|node| !node.draining && !node.leaving)
+    };
+    let count = shard.replicas.len();
+    let turns = (0..count).filter_map(|more| shard.replicas.get((first + more) % count));
+    turns.copied().find(|node| may_lead(node))
 }
 
 /// Returns true if the leader is the requested one or, without a request, a new one.

@@ -1,13 +1,13 @@
 //! A snapshot of the cluster: the report of every node, or the error of the request to it.
 //! At least one node has reported.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use anyhow::Context;
 use futures_util::future::join_all;
 use helix_client::proto::log::v1::{
-    GetHealthResponse, GetNodeStatusResponse, LeaderHint, Metadata, Node, ShardStatus,
+    GetHealthResponse, GetNodeStatusResponse, HealthReason, LeaderHint, Metadata, Node, ShardStatus,
 };
 use helix_client::{Admin, Client, Config, Error};
 
@@ -24,6 +24,8 @@ pub(crate) struct ClusterSnapshot {
     pub(crate) nodes: Vec<NodeSnapshot>,
     /// Addresses of the user without an answer that belong to no known node, and the errors.
     pub(crate) silent: Vec<(String, Error)>,
+    /// Nodes at the user's addresses that were removed from the cluster: ids and addresses.
+    pub(crate) removed: Vec<(u64, String)>,
 }
 
 /// A node and its report.
@@ -48,8 +50,15 @@ impl ClusterSnapshot {
     /// # Errors
     /// Fails if no node answers.
     pub(crate) async fn take(global: &GlobalArgs) -> anyhow::Result<Self> {
-        let config =
-            Config { connect_timeout: REPORT_MAX, attempt_timeout: REPORT_MAX, ..config(global) };
+        Self::take_within(global, REPORT_MAX).await
+    }
+
+    /// Like [`ClusterSnapshot::take`], with a limit of each request.
+    ///
+    /// # Errors
+    /// Fails if no node answers.
+    pub(crate) async fn take_within(global: &GlobalArgs, limit: Duration) -> anyhow::Result<Self> {
+        let config = Config { connect_timeout: limit, attempt_timeout: limit, ..config(global) };
         let admin = Client::new(config)?.admin();
         let found = join_all(global.addr.iter().map(|addr| admin.node_metadata(addr))).await;
         let (found, mut silent) = split(&global.addr, found);
@@ -62,7 +71,34 @@ impl ClusterSnapshot {
         silent.retain(|(addr, _)| !known.values().any(|endpoint| endpoint == addr));
         let nodes =
             join_all(known.into_iter().map(|(id, addr)| request_report(&admin, id, addr))).await;
-        Ok(Self { nodes, silent })
+        Ok(Self { nodes, silent, removed: Vec::new() }.without_removed())
+    }
+
+    /// Moves removed nodes out of the nodes: what they know is out of date.
+    fn without_removed(mut self) -> Self {
+        let is_removed = |node: &NodeSnapshot| {
+            let issues = node.report.as_ref().map(|report| report.health.issues.as_slice());
+            issues.is_ok_and(|issues| {
+                issues.iter().any(|issue| issue.reason() == HealthReason::Removed)
+            })
+        };
+        let (removed, nodes) = std::mem::take(&mut self.nodes).into_iter().partition(is_removed);
+        self.nodes = nodes;
+        let removed: Vec<NodeSnapshot> = removed;
+        if removed.is_empty() || self.nodes.is_empty() {
+            self.nodes.extend(removed);
+            self.nodes.sort_by_key(|node| node.node_id);
+            return self;
+        }
+        // A removed node may name others that were removed since.
+        let members = self.metadata().map(|metadata| {
+            metadata.nodes.iter().map(|node| node.node_id).collect::<BTreeSet<_>>()
+        });
+        if let Some(members) = members {
+            self.nodes.retain(|node| members.contains(&node.node_id));
+        }
+        self.removed = removed.into_iter().map(|node| (node.node_id, node.endpoint)).collect();
+        self
     }
 
     /// Returns the nodes that answered, with their reports.
@@ -231,7 +267,7 @@ pub(crate) mod tests {
         let node =
             |node_id, report| NodeSnapshot { node_id, endpoint: format!("n{node_id}"), report };
         let nodes = vec![node(1, Ok(one)), node(2, Ok(two)), node(3, Err(down))];
-        ClusterSnapshot { nodes, silent: Vec::new() }
+        ClusterSnapshot { nodes, silent: Vec::new(), removed: Vec::new() }
     }
 
     #[test]

@@ -85,7 +85,7 @@ pub(crate) struct ReplicaRow {
     total_bytes: Option<u64>,
 }
 
-pub(super) fn info(snapshot: &ClusterSnapshot) -> ClusterInfo {
+pub(crate) fn info(snapshot: &ClusterSnapshot) -> ClusterInfo {
     let leaders = snapshot.leaders();
     let metadata = snapshot.metadata();
     let (topic_count, partition_count) = snapshot.topic_counts();
@@ -115,7 +115,7 @@ pub(super) fn info(snapshot: &ClusterSnapshot) -> ClusterInfo {
     }
 }
 
-pub(super) fn nodes(snapshot: &ClusterSnapshot) -> Vec<NodeRow> {
+pub(crate) fn nodes(snapshot: &ClusterSnapshot) -> Vec<NodeRow> {
     let leaders: Vec<LeaderHint> = snapshot.leaders().into_values().flatten().collect();
     let is_draining = |node_id| {
         let nodes = snapshot.metadata().map(|it| it.nodes.as_slice()).unwrap_or_default();
@@ -148,7 +148,7 @@ pub(super) fn nodes(snapshot: &ClusterSnapshot) -> Vec<NodeRow> {
     snapshot.nodes.iter().map(row).collect()
 }
 
-pub(super) fn shards(snapshot: &ClusterSnapshot) -> Vec<ReplicaRow> {
+pub(crate) fn shards(snapshot: &ClusterSnapshot) -> Vec<ReplicaRow> {
     let mut rows = Vec::new();
     for (shard_id, leader) in snapshot.leaders() {
         let leader = leader.map(|leader| leader.node_id);

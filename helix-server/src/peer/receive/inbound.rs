@@ -168,7 +168,7 @@ impl InboundStream {
     fn find(&self, route: Option<pb::Route>) -> Result<(pb::Route, ServedReplica), pb::Failure> {
         let route = self.check_source(route)?;
         let shard_id = route.shard_id;
-        let not_open = || wire::failure(format!("shard {shard_id} is not open here"), true);
+        let not_open = || wire::failure(format!("shard {shard_id} {}", wire::NOT_OPEN), true);
         let served = self.hub.served(shard_id).ok_or_else(not_open)?;
         check_target(&route, served.replica_id)?;
         Ok((route, served))
@@ -365,7 +365,11 @@ impl InboundStream {
     /// Logs a refusal unless it repeats the last one.
     fn log_refusal(&mut self, text: &str) {
         if self.last_refusal != text {
-            tracing::warn!(node = self.from, "refused a peer's message: {text}");
+            if wire::is_of_start(text) {
+                tracing::info!(node = self.from, "refused a peer's message: {text}");
+            } else {
+                tracing::warn!(node = self.from, "refused a peer's message: {text}");
+            }
             text.clone_into(&mut self.last_refusal);
         }
     }

@@ -100,7 +100,7 @@ impl Service {
         let theirs = wire::read_cluster(&opening.cluster);
         let Some(cluster) = self.hub.table.local.cluster() else {
             self.hub.record_caller(theirs.map(|cluster| (from_node, cluster)));
-            return Err(format!("node {us} is in no cluster yet"));
+            return Err(format!("node {us} {}", wire::IN_NO_CLUSTER));
         };
         match theirs {
             Some(theirs) if theirs == cluster => {}

@@ -1,0 +1,113 @@
+//! Completion in shells. The shell calls this program for each completion, so that names come from
+//! the cluster: topics, groups and contexts as they are.
+
+use std::ffi::OsStr;
+use std::future::Future;
+use std::time::Duration;
+
+use anyhow::Context;
+use clap::{CommandFactory, ValueEnum};
+use clap_complete::engine::{ArgValueCompleter, CompletionCandidate};
+use clap_complete::env::Shells;
+use clap_complete::{CompleteEnv, Shell};
+use helix_client::{Client, Config, TokenSource};
+
+use crate::args::Cli;
+use crate::commands::explain;
+use crate::context::{self, Contexts};
+use crate::output;
+
+/// Variable that tells the program to complete instead of to run.
+const VARIABLE: &str = "COMPLETE";
+
+/// Limit of a question to the cluster; a person waits for it.
+const ANSWER_MAX: Duration = Duration::from_millis(500);
+
+/// Completes and ends the process, if a shell asks for it.
+pub(crate) fn complete_if_asked() {
+    CompleteEnv::with_factory(Cli::command).var(VARIABLE).complete();
+}
+
+/// Prints the code that registers the completion in a shell.
+pub(crate) fn print_registration(shell: Shell) -> anyhow::Result<()> {
+    let name = shell.to_possible_value().map(|value| value.get_name().to_owned());
+    let name = name.unwrap_or_default();
+    let shells = Shells::builtins();
+    let completer = shells.completer(&name).context("the shell has no completion")?;
+    let mut code = Vec::new();
+    let written = completer.write_registration(VARIABLE, "helix", "helix", "helix", &mut code);
+    written.context("write the completion")?;
+    output::write(&code).context("print the completion")
+}
+
+/// Completes names of topics.
+pub(crate) fn topics() -> ArgValueCompleter {
+    ArgValueCompleter::new(|current: &OsStr| {
+        let prefix = current.to_string_lossy().into_owned();
+        let names = ask(async move |client: Client| {
+            let topics = client.admin().topics(&prefix).await.ok()?;
+            Some(topics.into_iter().map(|topic| topic.name).collect::<Vec<String>>())
+        });
+        starting_with(current, names)
+    })
+}
+
+/// Completes names of consumer groups.
+pub(crate) fn groups() -> ArgValueCompleter {
+    ArgValueCompleter::new(|current: &OsStr| {
+        let names = ask(async |client: Client| {
+            let groups = client.admin().groups().await.ok()?;
+            Some(groups.into_iter().map(|group| group.group).collect::<Vec<String>>())
+        });
+        starting_with(current, names)
+    })
+}
+
+/// Completes names of contexts.
+pub(crate) fn contexts() -> ArgValueCompleter {
+    ArgValueCompleter::new(|current: &OsStr| {
+        let names = Contexts::load().map(|contexts| contexts.contexts.into_keys().collect());
+        starting_with(current, names.unwrap_or_default())
+    })
+}
+
+/// Completes reasons of errors.
+pub(crate) fn reasons() -> ArgValueCompleter {
+    ArgValueCompleter::new(|current: &OsStr| {
+        let names = explain::pages().into_iter().map(|page| page.name().to_owned()).collect();
+        starting_with(&current.to_ascii_uppercase(), names)
+    })
+}
+
+/// Completes settings of a node.
+pub(crate) fn settings() -> ArgValueCompleter {
+    ArgValueCompleter::new(|current: &OsStr| {
+        starting_with(current, crate::commands::config::names())
+    })
+}
+
+fn starting_with(current: &OsStr, names: Vec<String>) -> Vec<CompletionCandidate> {
+    let prefix = current.to_string_lossy();
+    let matching = names.into_iter().filter(|name| name.starts_with(prefix.as_ref()));
+    matching.map(CompletionCandidate::new).collect()
+}
+
+/// Asks the cluster of the environment or of the current context. Errors complete nothing.
+fn ask<F>(question: impl FnOnce(Client) -> F) -> Vec<String>
+where
+    F: Future<Output = Option<Vec<String>>>,
+{
+    let Ok(addresses) = context::resolve(&[], None) else { return Vec::new() };
+    let token = match addresses.token_file {
+        Some(file) => TokenSource::file(file),
+        None => TokenSource::from_env(),
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let (Ok(token), Ok(runtime)) = (token, runtime) else { return Vec::new() };
+    let config = Config { token, request_timeout: ANSWER_MAX, ..Config::new(addresses.addr) };
+    let answered = runtime.block_on(async {
+        let client = Client::new(config).ok()?;
+        tokio::time::timeout(ANSWER_MAX, question(client)).await.ok()?
+    });
+    answered.unwrap_or_default()
+}

@@ -1,0 +1,102 @@
+//! Tells the user of a terminal what a command waits for, if that takes more than two seconds.
+//! The note is one line that is replaced, and removed at the end.
+
+use std::io::{IsTerminal, stderr};
+use std::time::Duration;
+
+use helix_client::{PendingCall, PendingCalls};
+use helix_proto::log::v1::ErrorReason;
+
+use crate::args::GlobalArgs;
+use crate::output;
+
+/// Wait before the first note.
+const QUIET_MAX: Duration = Duration::from_secs(2);
+
+/// Interval of the notes.
+const INTERVAL: Duration = Duration::from_millis(500);
+
+/// Shows notes until it is dropped.
+#[derive(Debug)]
+pub(crate) struct WaitNotes(Option<tokio::task::JoinHandle<()>>);
+
+impl WaitNotes {
+    /// Starts to show notes, if there is a terminal to show them on.
+    pub(crate) fn start(global: &mut GlobalArgs) -> Self {
+        if global.quiet || !stderr().is_terminal() {
+            return Self(None);
+        }
+        let pending = PendingCalls::watched();
+        global.pending = pending.clone();
+        let addr = global.addr.join(",");
+        Self(Some(tokio::spawn(async move {
+            loop {
+                tokio::time::sleep(INTERVAL).await;
+                let note = pending.longest();
+                let note = note.and_then(|call| note_of(&call, call.since.elapsed(), &addr));
+                output::set_note(note.as_deref());
+            }
+        })))
+    }
+}
+
+impl Drop for WaitNotes {
+    fn drop(&mut self) {
+        if let Some(task) = &self.0 {
+            task.abort();
+            output::set_note(None);
+        }
+    }
+}
+
+/// Returns the note for a call, if it is due.
+fn note_of(call: &PendingCall, waited: Duration, addr: &str) -> Option<String> {
+    (waited >= QUIET_MAX).then(|| {
+        let what = waits_for(call, addr);
+        format!("waiting for {what} ({} s, ctrl-c to stop)", waited.as_secs())
+    })
+}
+
+fn waits_for(call: &PendingCall, addr: &str) -> String {
+    let Some(error) = &call.last_error else { return format!("a response from {addr}") };
+    match error.reason {
+        Some(ErrorReason::NoLeader) => match shard_in(&error.message) {
+            Some(shard) => format!("a leader of shard {shard}"),
+            None => "a leader".to_owned(),
+        },
+        Some(ErrorReason::OutcomeUnknown) => "the outcome of the request".to_owned(),
+        Some(ErrorReason::Throttled) => "the node to catch up".to_owned(),
+        Some(_) => format!("the service: {}", error.message),
+        None => format!("a response from {addr}: {}", error.message),
+    }
+}
+
+/// Returns the shard that a message names: "shard 1 has no leader".
+fn shard_in(message: &str) -> Option<u32> {
+    let (_, after) = message.split_once("shard ")?;
+    let end = after.find(|c: char| !c.is_ascii_digit()).unwrap_or(after.len());
+    after[..end].parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use helix_client::Error;
+    use helix_proto::error as wire;
+    use tokio::time::Instant;
+
+    use super::*;
+
+    #[test]
+    fn note_is_due_after_two_seconds_and_names_the_shard() {
+        let detail = wire::detail(ErrorReason::NoLeader);
+        let error = Error::from(wire::to_status(&detail, "shard 1 has no leader; retry", None));
+        let call = PendingCall { name: "append", since: Instant::now(), last_error: Some(error) };
+        let seconds = Duration::from_secs;
+        assert_eq!(note_of(&call, seconds(1), "n1:9092"), None);
+        let expected = "waiting for a leader of shard 1 (8 s, ctrl-c to stop)";
+        assert_eq!(note_of(&call, seconds(8), "n1:9092").as_deref(), Some(expected));
+        let silent = PendingCall { last_error: None, ..call };
+        let note = note_of(&silent, seconds(8), "n1:9092").unwrap();
+        assert!(note.starts_with("waiting for a response from n1:9092 (8 s"), "{note}");
+    }
+}

@@ -1,0 +1,174 @@
+//! Tests of what the program says when the cluster is in trouble: nodes that are stopped in the
+//! middle of a write, removals, and outcomes that nobody can know.
+
+use std::process::Command;
+
+use serde_json::Value;
+
+use crate::harness::{CommandOutput, DevProcess, ServerProcess, command, helix, json, outcome};
+
+/// The timeout allows for an election on a loaded machine; it usually takes a second.
+const HEALTHY: [&str; 6] =
+    ["cluster", "health", "--watch", "--exit-when-healthy", "--timeout", "60s"];
+
+/// Attempts to stop the followers while the leader still accepts a write.
+const ATTEMPTS_MAX: usize = 5;
+
+/// Sends a signal to all nodes of a dev cluster but the leader of shard 1.
+fn signal_followers(dev: &DevProcess, leader: &Value, signal: &str) {
+    let status = json(&dev.control(&["status", "-o", "json"]).stdout);
+    for node in status.as_array().unwrap().iter().filter(|node| &node["node_id"] != leader) {
+        let pid = node["pid"].as_u64().unwrap().to_string();
+        assert!(Command::new("kill").args([signal, &pid]).status().unwrap().success());
+    }
+}
+
+fn leader(dev: &DevProcess) -> Value {
+    let shards = json(&dev.ok(&["cluster", "shards", "-o", "json"]));
+    let row = shards.as_array().unwrap().iter().find(|row| row["shard_id"] == 1).unwrap().clone();
+    row["leader"].clone()
+}
+
+fn error(output: &CommandOutput) -> Value {
+    json(output.stderr.lines().last().unwrap())["error"].clone()
+}
+
+#[test]
+fn lost_majority_is_named_and_open_outcomes_are_stated() {
+    let dev = DevProcess::start(3);
+    dev.ok(&["topic", "create", "orders", "--partitions", "1"]);
+    let mut has_open_outcome = false;
+    for _ in 0..ATTEMPTS_MAX {
+        dev.ok(&HEALTHY);
+        let leader = leader(&dev);
+        signal_followers(&dev, &leader, "-STOP");
+        let sent = dev.run(&["produce", "orders", "-o", "json", "--timeout", "2s"], "x\n");
+        let health = dev.run(&["cluster", "health"], "");
+        signal_followers(&dev, &leader, "-CONT");
+
+        assert_eq!(sent.code, 6, "{sent:?}");
+        let summary = json(&sent.stdout);
+        let is_open = summary["may_have_applied"] == true;
+        assert_eq!(summary["uncertain_records"], u64::from(is_open), "{summary}");
+        assert_eq!(error(&sent)["may_have_applied"], is_open, "{sent:?}");
+        if is_open {
+            let hint = error(&sent)["hint"].as_str().unwrap().to_owned();
+            assert!(hint.contains("--producer"), "{hint}");
+        }
+        assert_eq!(health.code, 1, "{health:?}");
+        assert!(health.stdout.contains("either of "), "{health:?}");
+        // The result is the verdict.
+        assert_eq!(health.stderr, "", "{health:?}");
+        has_open_outcome |= is_open;
+        if has_open_outcome {
+            break;
+        }
+    }
+    dev.ok(&HEALTHY);
+    let leader = leader(&dev);
+    for node in [1, 2, 3].iter().filter(|node| leader != **node) {
+        dev.control(&["kill", &node.to_string()]);
+    }
+    let created = dev.run(&["topic", "create", "t", "-o", "json", "--timeout", "5s"], "");
+    assert_eq!(created.code, 6, "{created:?}");
+    assert_eq!(error(&created)["reason"], "NO_LEADER", "{created:?}");
+    let message = error(&created)["message"].as_str().unwrap().to_owned();
+    assert!(message.contains("either of "), "{message}");
+    assert!(has_open_outcome, "no write met a leader that had just lost its majority");
+}
+
+#[test]
+fn removals_are_checked_and_confirmed() {
+    let dev = DevProcess::start(3);
+    dev.ok(&HEALTHY);
+    let alive = dev.run(&["cluster", "remove-node", "2", "--lost", "--yes"], "");
+    assert_eq!(alive.code, 4, "{alive:?}");
+    assert!(
+        alive.stderr.contains("node 2 answers") && alive.stderr.contains("--force"),
+        "{alive:?}"
+    );
+    let asked = dev.run(&["cluster", "remove-node", "2"], "");
+    assert_eq!(asked.code, 2, "{asked:?}");
+    assert!(asked.stderr.contains("2 nodes remain") && asked.stderr.contains("--yes"), "{asked:?}");
+    dev.control(&["kill", "3"]);
+    let dry = dev.run(&["cluster", "remove-node", "2", "--lost", "--dry-run", "-o", "json"], "");
+    assert_eq!(dry.code, 4, "{dry:?}");
+    let obstacles = json(&dry.stdout)["obstacles"].to_string();
+    for part in ["voters reachable", "needs --force", "2 nodes remain", "node 3 does not answer"] {
+        assert!(obstacles.contains(part), "{part}: {obstacles}");
+    }
+    let nodes = json(&dev.ok(&["cluster", "nodes", "-o", "json"]));
+    assert_eq!(nodes.as_array().unwrap().len(), 3, "nothing was removed");
+}
+
+#[test]
+fn transfer_says_where_the_leadership_moves_back() {
+    let dev = DevProcess::start(3);
+    dev.ok(&HEALTHY);
+    let to = |node: &str| {
+        let args = ["cluster", "transfer-leader", "--shard", "1", "--to", node, "-o", "json"];
+        json(&dev.ok(&args))
+    };
+    // Shard 1 prefers the first node.
+    assert_eq!(to("2")["moves_back_to"], 1);
+    assert_eq!(to("1")["moves_back_to"], Value::Null);
+}
+
+#[test]
+fn named_producer_is_resumed_without_doubles() {
+    let node = ServerProcess::start();
+    node.ok(&["topic", "create", "orders", "--partitions", "3"]);
+    let state = tempfile::tempdir().unwrap();
+    let run = |args: &[&str], input: &str| {
+        let args = [&["produce", "orders", "--addr", node.address()], args].concat();
+        let mut command = command(&args);
+        command.env("XDG_STATE_HOME", state.path());
+        outcome(command, input)
+    };
+    let lines =
+        |count: u32| (0..count).map(|line| format!("k{line}:v{line}\n")).collect::<String>();
+    let named = ["--producer", "import", "--key-separator", ":", "-o", "json"];
+    let unknown = run(&[&named[..], &["--resume"]].concat(), "");
+    assert_eq!(unknown.code, 3, "{unknown:?}");
+    assert_eq!(json(&run(&named, &lines(20)).stdout)["record_count"], 20);
+    let resumed = run(&[&named[..], &["--resume"]].concat(), &lines(50));
+    assert_eq!(resumed.code, 0, "{resumed:?}");
+    let summary = json(&resumed.stdout);
+    assert_eq!((&summary["resumed_records"], &summary["record_count"]), (&20.into(), &30.into()));
+    let again = json(&run(&[&named[..], &["--resume"]].concat(), &lines(50)).stdout);
+    assert_eq!((&again["resumed_records"], &again["record_count"]), (&50.into(), &0.into()));
+    let mut values: Vec<_> = node.ok(&["consume", "orders"]).lines().map(str::to_owned).collect();
+    values.sort_unstable();
+    values.dedup();
+    assert_eq!(values.len(), 50);
+    assert_eq!(node.ok(&["consume", "orders"]).lines().count(), 50);
+    // The topic must be the one of the first run.
+    node.ok(&["topic", "add-partitions", "orders", "--total", "4"]);
+    assert_eq!(run(&[&named[..], &["--resume"]].concat(), "").code, 4);
+}
+
+#[test]
+fn json_output_has_json_errors() {
+    let node = ServerProcess::start();
+    let missing = node.run(&["consume", "nowhere", "-o", "json"], "");
+    let error_of = error(&missing);
+    assert_eq!(
+        (&error_of["reason"], &error_of["code"]),
+        (&"TOPIC_NOT_FOUND".into(), &"NOT_FOUND".into())
+    );
+    assert_eq!(error_of["may_have_applied"], false);
+    let usage = helix(&["topic", "create", "-o", "jsonl", "--no-such-flag"], "");
+    assert_eq!((usage.code, &error(&usage)["code"]), (2, &"INVALID_ARGUMENT".into()));
+    let schema = json(&helix(&["topic", "list", "--schema"], "").stdout);
+    let of_errors = &schema["$defs"]["error"]["properties"]["error"];
+    assert!(of_errors["properties"]["may_have_applied"].is_object(), "{schema}");
+}
+
+#[test]
+fn timeout_ends_a_command() {
+    let node = ServerProcess::start();
+    let args = ["consume", "default", "--follow", "--timeout", "500ms"];
+    let ended = node.run(&args, "");
+    assert_eq!(ended.code, 6, "{ended:?}");
+    assert!(ended.stderr.contains("not done after 500ms"), "{ended:?}");
+}

@@ -1,0 +1,51 @@
+#!/usr/bin/env bash
+# Builds a release: an archive with programs, documentation, systemd unit and completions, its
+# checksum, and a list of all dependencies. With cargo-deb also a Debian package; with
+# cargo-cyclonedx also an SBOM in CycloneDX form. TARGET selects the platform:
+#   TARGET=x86_64-unknown-linux-musl bash scripts/dist.sh
+set -euo pipefail
+cd "$(dirname "$0")/.."
+target=${TARGET:-$(rustc -vV | sed -n 's/^host: //p')}
+version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -1)
+target_dir=${CARGO_TARGET_DIR:-target}
+name=helix-$version-$target
+out=dist/$name
+# Times in the archive are those of the commit, so that equal sources give equal archives.
+epoch=$(git log -1 --format=%ct 2>/dev/null || date +%s)
+
+cargo build --release --locked --target "$target" -p helix-server -p helix-cli -p helix-bench --bins
+rm -rf "$out"
+mkdir -p "$out/completions" "$out/docs"
+for program in helix helix-server helix-bench; do
+    cp "$target_dir/$target/release/$program" "$out/"
+    strip --strip-debug "$out/$program" 2>/dev/null || true
+done
+cp LICENSE README.md CHANGELOG.md "$out/"
+cp docs/*.md "$out/docs/"
+cp packaging/helix-server.service packaging/server.toml "$out/"
+# The programs of another platform do not run here.
+if "$out/helix" --version >/dev/null 2>&1; then
+    for shell in bash zsh fish; do
+        "$out/helix" completions "$shell" > "$out/completions/helix.$shell"
+    done
+fi
+cargo tree --locked --target "$target" -e normal --prefix none -p helix-server -p helix-cli \
+    -p helix-bench | sort -u | sed 's/ (.*//' > "$out/DEPENDENCIES"
+tar --sort=name --owner=0 --group=0 --numeric-owner --mtime="@$epoch" -C dist -cf - "$name" |
+    gzip -9n > "dist/$name.tar.gz"
+
+if command -v cargo-cyclonedx >/dev/null; then
+    cargo cyclonedx --format json --target "$target" --manifest-path helix-server/Cargo.toml
+    mv helix-server/*.cdx.json "dist/$name.cdx.json"
+else
+    echo "note: no SBOM was made, cargo-cyclonedx is not installed; DEPENDENCIES lists all crates"
+fi
+if command -v cargo-deb >/dev/null; then
+    cargo deb --no-build --target "$target" -p helix-server --output "dist/"
+else
+    echo "note: no Debian package was made, cargo-deb is not installed"
+fi
+(cd dist && find . -maxdepth 1 -type f -name "*$version*" ! -name '*.sha256' -printf '%P\n' | sort |
+    xargs sha256sum > "$name.sha256")
+echo "dist/$name.tar.gz"
+cat "dist/$name.sha256"
