@@ -437,7 +437,7 @@ mod tests {
 
     #[test]
     fn failed_connect_was_not_applied() {
-        let refused = std::io::Error::from(std::io::ErrorKind::ConnectionRefused);
+        let refused = io::Error::from(io::ErrorKind::ConnectionRefused);
         let status = Status::from_error(Box::new(ConnectError(Box::new(refused))));
         let error = Error::from_status(&status);
         assert_eq!((error.origin, error.code), (Origin::Transport, Code::Unavailable));
