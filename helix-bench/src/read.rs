@@ -33,6 +33,7 @@ const READ: ReadOptions = ReadOptions {
     lag_max: None,
     new_partitions: false,
     on_recreate: OnRecreate::Fail,
+    skip_undecodable: false,
 };
 
 /// Longest wait of a fetch. The requested records exist, so no wait should be needed.

@@ -446,7 +446,7 @@ mod tests {
 
     #[test]
     fn broken_connection_may_have_applied() {
-        let reset = std::io::Error::from(std::io::ErrorKind::ConnectionReset);
+        let reset = io::Error::from(io::ErrorKind::ConnectionReset);
         let error = Error::from_status(&Status::from_error(Box::new(reset)));
         assert_eq!(error.origin, Origin::Transport);
         assert!(error.retryable && error.may_have_applied);

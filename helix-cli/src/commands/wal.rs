@@ -259,7 +259,7 @@ pub(crate) fn inspect(dir: &Path) -> anyhow::Result<Vec<InspectedLog>> {
     let inspected = |log: &Log| {
         let report = helix_wal::inspect(&log.storage);
         report
-            .map(|report| InspectedLog::new(&log.dir, report))
+            .map(|report| InspectedLog::new(&log.dir, report, None))
             .map_err(|error| unreadable(&log.dir, &error))
     };
     open_logs(dir)?.iter().map(inspected).collect()

@@ -642,6 +642,7 @@ mod tests {
             retries: Retries::new(Repeat::Read),
             healthy_at: Instant::now(),
             progress_at: Instant::now(),
+            pending: None,
         };
         let lag = || Error::timed_out("records").retryable_elsewhere();
         task.move_on(lag(), None).await.unwrap();
