@@ -43,7 +43,7 @@ fn blocked_output_does_not_delay_an_interrupt() {
     for (args, asked) in [
         (&["consume", "default", "--from", "earliest", "--follow"][..], Signal::TERM),
         (&["consume", "default"], Signal::INT),
-        (&["tail", "default", "-n", "500", "-f"], Signal::HUP),
+        (&["tail", "default", "-n", "500", "-F"], Signal::HUP),
     ] {
         if asked == Signal::HUP && hangup_is_ignored() {
             eprintln!(

@@ -71,8 +71,10 @@ fn fencing_token_is_set_and_replaced_by_its_holder() {
     assert_eq!(described(), [serde_json::Value::Null, "one".into()]);
     let refused = node.run(&[&fence[..], &["two", "--expect", ""]].concat(), "");
     assert_eq!(refused.code, 4, "{refused:?}");
-    assert!(refused.stderr.contains("(FENCED)"), "{refused:?}");
-    assert!(refused.stderr.contains("the current fencing token is \"one\""), "{refused:?}");
+    let error = &json(&refused.stderr)["error"];
+    assert_eq!(error["reason"], "FENCED", "{refused:?}");
+    let message = error["message"].as_str().unwrap();
+    assert!(message.contains("the current fencing token is \"one\""), "{refused:?}");
     node.ok(&[&fence[..], &["", "--expect", "one"]].concat());
     assert_eq!(described(), [serde_json::Value::Null, serde_json::Value::Null]);
     // Without --expect, any current token is replaced.

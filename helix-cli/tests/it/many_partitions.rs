@@ -163,7 +163,7 @@ fn producer_writes_to_partitions_that_are_added() {
 #[test]
 fn followers_read_partitions_that_are_added() {
     let node = ServerProcess::start();
-    for (topic, args) in [("one", &["consume", "--follow"][..]), ("two", &["tail", "-f"])] {
+    for (topic, args) in [("one", &["consume", "--follow"][..]), ("two", &["tail", "-F"])] {
         node.ok(&["topic", "create", topic, "--partitions", "1"]);
         let args = [args, &[topic, "--addr", node.address()]].concat();
         let mut follower = command(&args).stdout(Stdio::piped()).spawn().unwrap();

@@ -60,7 +60,7 @@ fn follow_ends_with_not_found() {
     node.ok_with(&["produce", "orders"], "old\n");
     let consume = ["consume", "orders", "--follow", "--from", "earliest"];
     let following =
-        [Following::start(&node, &consume), Following::start(&node, &["tail", "orders", "-f"])];
+        [Following::start(&node, &consume), Following::start(&node, &["tail", "orders", "-F"])];
     for it in &following {
         assert_eq!(it.next(), "old");
     }

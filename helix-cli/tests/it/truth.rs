@@ -1,7 +1,9 @@
 //! Tests of what the program says when the cluster is in trouble: nodes that are stopped in the
 //! middle of a write, removals, and outcomes that nobody can know.
 
-use std::process::Command;
+use std::io::Write;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
@@ -33,6 +35,37 @@ fn error(output: &CommandOutput) -> Value {
     json(output.stderr.lines().last().unwrap())["error"].clone()
 }
 
+/// A producer that has appended a record, so that its next one reaches the leader at once.
+struct ConnectedProducer(Child);
+
+impl ConnectedProducer {
+    fn start(dev: &DevProcess) -> Self {
+        let ends = || dev.ok(&["offsets", "orders", "-o", "json"]);
+        let before = ends();
+        let args = ["produce", "orders", "-o", "json", "--timeout", "2s", "--addr", dev.address()];
+        let mut command = command(&args);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        child.stdin.as_mut().unwrap().write_all(b"first\n").unwrap();
+        let begin = Instant::now();
+        while ends() == before {
+            assert!(begin.elapsed() < Duration::from_secs(60), "the first record is not appended");
+        }
+        Self(child)
+    }
+
+    fn finish_with(mut self, input: &str) -> CommandOutput {
+        self.0.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
+        let output = self.0.wait_with_output().unwrap();
+        let text = |bytes| String::from_utf8(bytes).unwrap();
+        CommandOutput {
+            code: output.status.code().unwrap(),
+            stdout: text(output.stdout),
+            stderr: text(output.stderr),
+        }
+    }
+}
+
 #[test]
 fn lost_majority_is_named_and_open_outcomes_are_stated() {
     let dev = DevProcess::start(3);
@@ -41,8 +74,9 @@ fn lost_majority_is_named_and_open_outcomes_are_stated() {
     for _ in 0..ATTEMPTS_MAX {
         dev.ok(&HEALTHY);
         let leader = leader(&dev);
+        let producer = ConnectedProducer::start(&dev);
         signal_followers(&dev, &leader, "-STOP");
-        let sent = dev.run(&["produce", "orders", "-o", "json", "--timeout", "2s"], "x\n");
+        let sent = producer.finish_with("x\n");
         let health = dev.run(&["cluster", "health"], "");
         signal_followers(&dev, &leader, "-CONT");
 

@@ -138,7 +138,7 @@ struct Members {
 
 #[derive(Clone, PartialEq, Message)]
 struct Access {
-    #[prost(oneof = "AccessCommand", tags = "1, 2, 3, 4, 5")]
+    #[prost(oneof = "AccessCommand", tags = "1, 2, 3, 4, 5, 6")]
     command: Option<AccessCommand>,
 }
 

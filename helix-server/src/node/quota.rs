@@ -469,7 +469,7 @@ mod tests {
         for _ in 0..1_000 {
             bucket.take(u64::MAX, now);
         }
-        assert_eq!(bucket.wait(now), Some(WAIT_MAX));
+        assert!(bucket.wait(now).is_some_and(|wait| wait > Duration::from_secs(8)));
         let later = now + Duration::from_secs(u64::from(u32::MAX));
         bucket.fill(later);
         assert!(bucket.balance <= bucket.capacity());

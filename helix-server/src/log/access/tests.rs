@@ -289,6 +289,13 @@ fn commands_and_state_survive_encoding() {
         remove("bob", &[topic("b", true, &[Read])]),
         AccessCommand::RevokeTokens("carol".to_owned()),
         AccessCommand::RevokeToken(7),
+        AccessCommand::SetQuota(QuotaLimits {
+            principal: "*".to_owned(),
+            bytes_in_per_second: 1 << 20,
+            bytes_out_per_second: 1 << 21,
+            requests_per_second: 100,
+            connections: 7,
+        }),
     ];
     for command in commands {
         let head = Head::Cluster(ClusterCommand::Access(command.clone()));
