@@ -72,6 +72,8 @@ struct Ports {
     admin: Option<AdminServer>,
     files: FileBudget,
     tls: PortsTls,
+    /// Ends the watch of the certificate files.
+    certificates: Option<DropGuard>,
 }
 
 /// A running server. Dropping the handle does not stop the server; the end of its runtime does.
@@ -106,6 +108,8 @@ impl Server {
         let listener = TcpListener::bind(addr).await.map_err(listen_error)?;
         let local_addr = listener.local_addr().map_err(listen_error)?;
         let tls = PortsTls::open(&config)?;
+        // An empty node may wait for days to join its cluster, and its ports are open meanwhile.
+        let certificates = tls.watch();
         let admin = match config.admin_listen_addr() {
             Some(addr) => Some(open_admin(addr, tls.admin.clone()).await?),
             None => None,
@@ -132,7 +136,7 @@ impl Server {
         }
         warn_of_log_memory(&config, node.shards().len() as u64);
         let endpoint = config.advertise_addr.unwrap_or_else(|| local_addr.to_string());
-        let ports = Ports { local_addr, endpoint, admin, files, tls };
+        let ports = Ports { local_addr, endpoint, admin, files, tls, certificates };
         Self::serve_with(node, ports, listener).await
     }
 
@@ -148,7 +152,7 @@ impl Server {
     ) -> Result<RunningServer, StartError> {
         let files = FileBudget::in_memory(file_limit::current());
         let tls = PortsTls::default();
-        let ports = Ports { local_addr, endpoint, admin: None, files, tls };
+        let ports = Ports { local_addr, endpoint, admin: None, files, tls, certificates: None };
         Self::serve_with(node, ports, listener).await
     }
 
@@ -157,7 +161,7 @@ impl Server {
         ports: Ports,
         listener: L,
     ) -> Result<RunningServer, StartError> {
-        let Ports { local_addr, endpoint, admin, files, tls } = ports;
+        let Ports { local_addr, endpoint, admin, files, tls, certificates } = ports;
         if let Some(report) = tls.report() {
             node.set_tls(report);
         }
@@ -179,7 +183,6 @@ impl Server {
         let meter = MeterLayer::new(node.metrics());
         let is_encrypted = tls.clients.is_some();
         let is_admin_encrypted = tls.admin.is_some();
-        let _certificates = tls.watch();
         let clients = tls.clients;
         let serving =
             transport::serve(listener, services, meter, load.clone(), clients, closing.clone());
@@ -194,7 +197,7 @@ impl Server {
             serving,
             is_encrypted,
             is_admin_encrypted,
-            _certificates,
+            _certificates: certificates,
         })
     }
 }

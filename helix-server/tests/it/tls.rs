@@ -82,6 +82,18 @@ impl Certificates {
         }
     }
 
+    /// Returns a connector with these files that takes any server of a CA: only nodes verify nodes.
+    fn connector(&self, name: &str, ca: &str) -> Connector {
+        let files = CertificateFiles {
+            certificate: Some(self.path(&format!("{name}.pem"))),
+            key: Some(self.path(&format!("{name}.key"))),
+            ca: vec![self.path(&format!("{ca}.pem"))],
+            client_ca: Vec::new(),
+        };
+        let store = CertificateStore::open(files, None).unwrap();
+        Connector::new(store, ServerRule::HostName).unwrap()
+    }
+
     /// Adds the certificate of a node to its configuration.
     fn node(&self, node: u64, config: ServerConfig) -> ServerConfig {
         ServerConfig {

@@ -9,6 +9,7 @@ use helix_server::config::{ClientCertificates, ServerConfig, TlsUse};
 use helix_server::server::{RunningServer, Server};
 use helix_tls::issue::CertificateAuthority;
 use tempfile::TempDir;
+use tokio::net::TcpStream;
 
 use super::{Certificates, refused};
 use crate::support::soon;
@@ -202,6 +203,32 @@ async fn certificates_and_the_ca_rotate_twice_under_load() {
     assert!(writer.stop().await + lasting.stop().await > 200);
     trio.connected().await;
     trio.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_waits_for_its_peers_takes_new_certificates() {
+    let certificates = Certificates::new();
+    let directory = tempfile::tempdir().unwrap();
+    let peers = NODES.map(|node| (node, format!("127.0.0.1:{}", free_port())));
+    let config = ServerConfig {
+        node_id: 1,
+        peer_addr: peers[0].1.parse().unwrap(),
+        peers: peers.to_vec(),
+        ..ServerConfig::in_dir(directory.path())
+    };
+    let starting = tokio::spawn(Server::start(certificates.node(1, config)));
+    let connected = async |ca: &str| {
+        let stream = TcpStream::connect(&peers[0].1).await.ok()?;
+        let connector = certificates.connector("node-2", ca);
+        connector.connect(stream, "127.0.0.1").await.ok().map(drop)
+    };
+    until("the node serves its peer port", async || connected("ca").await).await;
+    certificates.put("next-ca", &CertificateAuthority::create("test", 30).unwrap());
+    certificates.issue("next-ca");
+    certificates.write("ca.pem", &certificates.read("next-ca.pem"));
+    until("the node has the new certificate", async || connected("next-ca").await).await;
+    assert!(!starting.is_finished(), "the node waits for its peers");
+    starting.abort();
 }
 
 #[tokio::test(flavor = "multi_thread")]

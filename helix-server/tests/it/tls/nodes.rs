@@ -8,13 +8,13 @@ use helix_proto::raft::v1 as raft;
 use helix_proto::raft::v1::peer_service_client::PeerServiceClient;
 use helix_server::config::{ClientCertificates, ServerConfig};
 use helix_server::server::{RunningServer, Server};
+use helix_tls::HandshakeError;
 use helix_tls::issue::CertificateAuthority;
-use helix_tls::{CertificateFiles, CertificateStore, Connector, HandshakeError, ServerRule};
 use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
 use tonic::Status;
 use tonic::codegen::http::Uri;
-use tonic::transport::Endpoint;
+use tonic::transport::{Channel, Endpoint};
 use tower::service_fn;
 
 use super::cluster::SecureTrio;
@@ -22,18 +22,9 @@ use super::{Certificates, metadata, node_pair, refused};
 use crate::support::soon;
 use crate::trio::until;
 
-/// Says hello to a node over a connection with these files, as if from `from_node`.
-async fn hello(trio: &SecureTrio, name: &str, ca: &str, from_node: u64) -> Result<(), Status> {
-    let certificates = &trio.certificates;
-    let files = CertificateFiles {
-        certificate: Some(certificates.path(&format!("{name}.pem"))),
-        key: Some(certificates.path(&format!("{name}.key"))),
-        ca: vec![certificates.path(&format!("{ca}.pem"))],
-        client_ca: Vec::new(),
-    };
-    let store = CertificateStore::open(files, None).unwrap();
-    // Only nodes verify nodes; this caller takes any server.
-    let connector = Arc::new(Connector::new(store, ServerRule::HostName).unwrap());
+/// Returns a client of node 1's peer port whose connections have these files.
+fn peer_client(trio: &SecureTrio, name: &str, ca: &str) -> PeerServiceClient<Channel> {
+    let connector = Arc::new(trio.certificates.connector(name, ca));
     let dial = service_fn(move |uri: Uri| {
         let connector = connector.clone();
         async move {
@@ -43,9 +34,15 @@ async fn hello(trio: &SecureTrio, name: &str, ca: &str, from_node: u64) -> Resul
         }
     });
     let address = format!("http://127.0.0.1:{}", trio.peer_ports[0]);
-    let channel = Endpoint::from_shared(address).unwrap().connect_with_connector_lazy(dial);
+    PeerServiceClient::new(
+        Endpoint::from_shared(address).unwrap().connect_with_connector_lazy(dial),
+    )
+}
+
+/// Says hello to node 1 over a connection with these files, as if from `from_node`.
+async fn hello(trio: &SecureTrio, name: &str, ca: &str, from_node: u64) -> Result<(), Status> {
     let request = raft::HelloRequest { from_node, to_node: 1, ..Default::default() };
-    PeerServiceClient::new(channel).hello(request).await.map(drop)
+    peer_client(trio, name, ca).hello(request).await.map(drop)
 }
 
 #[tokio::test(flavor = "multi_thread")]
