@@ -150,7 +150,7 @@ impl Server {
         endpoint: String,
         listener: L,
     ) -> Result<RunningServer, StartError> {
-        let files = FileBudget::in_memory(file_limit::current());
+        let files = FileBudget::in_memory(file_limit::current(), 0);
         let tls = PortsTls::default();
         let ports = Ports { local_addr, endpoint, admin: None, files, tls, certificates: None };
         Self::serve_with(node, ports, listener).await
@@ -405,14 +405,14 @@ fn warn_of_log_memory(config: &ServerConfig, shards: u64) {
 /// Divides the open files that the process may have. The data directory may have more shards than
 /// the configuration.
 fn file_budget(config: &ServerConfig) -> Result<FileBudget, FileLimitTooLow> {
-    let limit = file_limit::current();
+    let (limit, handshakes) = (file_limit::current(), config.tls_handshakes_max());
     if config.storage == StorageMode::Memory {
-        return Ok(FileBudget::in_memory(limit));
+        return Ok(FileBudget::in_memory(limit, handshakes));
     }
     let is_shard = |id: &u64| config.data_dir.join(format!("shard-{id}")).is_dir();
     let existing = (1..=limits::SHARDS_MAX).filter(is_shard).count() as u64;
     let shards = existing.max(config.shard_count());
-    let budget = FileBudget::new(limit, shards, !config.no_direct_io)?;
+    let budget = FileBudget::new(limit, shards, !config.no_direct_io, handshakes)?;
     tracing::info!(
         open_files = limit,
         shards,

@@ -7,6 +7,7 @@ use helix_tls::{
 
 use super::ServerConfig;
 use super::check::ConfigProblems;
+use crate::limits;
 
 /// Use of TLS on a port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -77,6 +78,17 @@ impl ServerConfig {
 
     fn default_tls(&self) -> TlsUse {
         if self.tls_cert.is_some() { TlsUse::Required } else { TlsUse::Off }
+    }
+
+    /// Returns the most TLS handshakes that are open at once, over all ports.
+    pub(crate) fn tls_handshakes_max(&self) -> u64 {
+        let of_nodes = limits::TLS_HANDSHAKES_OF_NODES_MAX;
+        let ports = [
+            (self.client_tls() != TlsUse::Off, limits::TLS_HANDSHAKES_MAX),
+            (self.peer_tls() != TlsUse::Off && !self.peers.is_empty(), of_nodes),
+            (self.tls_admin != TlsUse::Off && self.admin_listen_addr().is_some(), of_nodes),
+        ];
+        ports.into_iter().map(|(is_open, max)| if is_open { max as u64 } else { 0 }).sum()
     }
 
     /// Returns the node that the certificate must be for, if nodes verify it.
@@ -193,8 +205,8 @@ impl ServerConfig {
             caller_ca: helix_tls::CallerCa::Clients,
             plaintext: tls.plaintext(),
             protocol: helix_tls::ALPN_H2,
-            deadline: crate::limits::TLS_HANDSHAKE_WAIT_MAX,
-            handshakes_max: crate::limits::TLS_HANDSHAKES_OF_NODES_MAX,
+            deadline: limits::TLS_HANDSHAKE_WAIT_MAX,
+            handshakes_max: limits::TLS_HANDSHAKES_OF_NODES_MAX,
         }
     }
 }
@@ -246,6 +258,18 @@ mod tests {
             ..Default::default()
         });
         assert!(said[0].contains("set --tls-client-auth required"), "{said:?}");
+    }
+
+    #[test]
+    fn handshakes_are_counted_for_the_ports_with_tls() {
+        let plain = ServerConfig::in_memory();
+        assert_eq!(plain.tls_handshakes_max(), 0);
+        let tls_cert = Some("/nowhere/node.pem".into());
+        let alone = ServerConfig { tls_cert, tls_admin: TlsUse::Required, ..plain };
+        assert_eq!(alone.tls_handshakes_max(), 256, "it has neither peers nor an admin port");
+        let peers = vec![(2, "n2:9192".to_owned())];
+        let all = ServerConfig { peers, admin_addr: None, ..alone };
+        assert_eq!(all.tls_handshakes_max(), 256 + 2 * 64);
     }
 
     #[test]
