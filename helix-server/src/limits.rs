@@ -264,6 +264,10 @@ pub const CLIENT_FILES_MIN: u64 = 16;
 /// one frame, and the connection's state.
 pub const CONNECTION_BYTES: u64 = 96 << 10;
 
+/// Memory that TLS adds to a connection whose client does not read: 32 KiB of outgoing records, a
+/// record that arrives, and the session.
+pub const TLS_CONNECTION_BYTES: u64 = 56 << 10;
+
 /// Memory of a call without its data: headers, stream, task.
 pub const CALL_BYTES: u64 = 8 << 10;
 

@@ -4,7 +4,7 @@
 
 use crate::limits::{
     BATCH_BYTES_MAX, CALL_BYTES, CONNECTION_BYTES, LOG_BUFFER_BYTES, MESSAGE_BYTES_MAX,
-    PARTITION_READ_BYTES, SHARD_BYTES_IN_FLIGHT_MAX,
+    PARTITION_READ_BYTES, SHARD_BYTES_IN_FLIGHT_MAX, TLS_CONNECTION_BYTES,
 };
 
 /// Default memory limit of a node.
@@ -68,6 +68,14 @@ impl MemoryShares {
             partitions_read: count(1, PARTITION_READ_BYTES).unwrap_or(usize::MAX),
             logs: 5 * part,
         }
+    }
+
+    /// Returns the shares of a node with TLS on the clients' port: a connection takes more memory.
+    #[must_use]
+    pub fn with_client_tls(self) -> Self {
+        let bytes = 12 * (self.limit / 32);
+        let connections = usize::try_from(bytes / (CONNECTION_BYTES + TLS_CONNECTION_BYTES));
+        Self { connections: connections.unwrap_or(usize::MAX), ..self }
     }
 
     /// Returns the bytes of newest records that each of `shards` shards keeps in memory.
@@ -162,6 +170,8 @@ mod tests {
     fn more_shards_keep_less_each_until_none_fits() {
         let shares = MemoryShares::default();
         assert_eq!(shares.connections, 2048);
+        let over_tls = shares.with_client_tls();
+        assert_eq!(over_tls, MemoryShares { connections: 1293, ..shares });
         assert_eq!(shares.tail_bytes(1), 16 << 20);
         assert_eq!(shares.footer_bytes(1, 16 << 20), Some(8 << 20));
         assert!(shares.tail_bytes(4) < shares.tail_bytes(2));

@@ -29,6 +29,10 @@ const LOG_INTERVAL: Duration = Duration::from_secs(10);
 const REFUSED_BYTES_MAX: usize = 64 << 10;
 const LINGER_MAX: Duration = Duration::from_secs(1);
 
+/// Bytes that an accepted connection buffers of what its client has not read, twice the largest
+/// record. Each connection may hold them, so servers count them in their memory.
+const SEND_BUFFER_BYTES: usize = 32 << 10;
+
 /// Use of client certificates.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ClientAuth {
@@ -202,7 +206,7 @@ impl Acceptor {
         }
         let acceptor = TlsAcceptor::from(self.config()?);
         let socket = PeekedSocket::new(socket, Some(first));
-        let stream = match acceptor.accept(socket).into_fallible().await {
+        let mut stream = match acceptor.accept(socket).into_fallible().await {
             Ok(stream) => stream,
             Err((error, mut socket)) => {
                 // Ignored: the client is gone, or does not read the alert.
@@ -210,6 +214,7 @@ impl Acceptor {
                 return Err(HandshakeError::from_io(error));
             }
         };
+        stream.get_mut().1.set_buffer_limit(Some(SEND_BUFFER_BYTES));
         let names = match stream.get_ref().1.peer_certificates() {
             Some([leaf, ..]) => {
                 // A resumed session is not verified again.

@@ -349,7 +349,11 @@ impl ServerConfig {
 
     /// Returns the memory shares of the node's parts.
     pub fn shares(&self) -> MemoryShares {
-        MemoryShares::of(self.memory_limit)
+        let shares = MemoryShares::of(self.memory_limit);
+        match self.client_tls() {
+            TlsUse::Off => shares,
+            TlsUse::Optional | TlsUse::Required => shares.with_client_tls(),
+        }
     }
 
     /// Returns the bytes of newest records that each shard keeps in memory.

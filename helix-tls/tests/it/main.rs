@@ -381,6 +381,23 @@ async fn a_rotation_affects_new_connections_only() {
     assert_eq!(client.read_u8().await.unwrap(), b'y');
 }
 
+#[tokio::test]
+async fn an_accepted_connection_buffers_little_that_its_client_has_not_read() {
+    let files = Files::new();
+    files.node("n1", "a", 1, 30);
+    let port = acceptor(&files.store("n1", &["a"]), ClientAuth::Off);
+    let client = Connector::new(files.store("", &["a"]), ServerRule::HostName).unwrap();
+    let (accepted, connected) = shake(&port, &client, "127.0.0.1").await;
+    let (mut server, _client) = (accepted.unwrap().socket, connected.unwrap());
+    let part = [0; 16 << 10];
+    let mut written = 0;
+    while let Some(bytes) = futures_util::FutureExt::now_or_never(server.write(&part)) {
+        written += bytes.unwrap();
+    }
+    // The connection in memory holds 64 KiB; rustls would buffer as much by default.
+    assert!((64 << 10..112 << 10).contains(&written), "{written}");
+}
+
 #[test]
 fn secrets_are_never_shown() {
     let files = Files::new();
