@@ -22,6 +22,9 @@ use crate::{ALPN_H2, VERSIONS, provider};
 /// First byte of every TLS connection: a handshake record (RFC 8446, section 5.1).
 const TLS_FIRST_BYTE: u8 = 0x16;
 
+/// Rejection of a client that begins with that byte and goes on with no record of TLS.
+const INVALID_RECORD: &str = "the other side sent an invalid TLS record";
+
 /// Least time between two log messages about failed handshakes of a port.
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
@@ -211,7 +214,13 @@ impl Acceptor {
             Err((error, mut socket)) => {
                 // Ignored: the client is gone, or does not read the alert.
                 let _ = timeout(LINGER_MAX, linger(&mut socket)).await;
-                return Err(HandshakeError::from_io(error));
+                return Err(match HandshakeError::from_io(error) {
+                    // The first byte was that of TLS: the client is broken, not without TLS.
+                    HandshakeError::Plaintext => {
+                        HandshakeError::Rejected(INVALID_RECORD.to_owned())
+                    }
+                    error => error,
+                });
             }
         };
         stream.get_mut().1.set_buffer_limit(Some(SEND_BUFFER_BYTES));

@@ -241,6 +241,30 @@ async fn plaintext_is_served_or_refused_with_the_reason() {
     assert!(matches!(error, HandshakeError::Plaintext), "{error}");
 }
 
+#[tokio::test]
+async fn an_invalid_record_is_not_plaintext() {
+    let files = Files::new();
+    files.node("n1", "a", 1, 30);
+    let store = files.store("n1", &["a"]);
+    for plaintext in [PlaintextRule::Refuse, PlaintextRule::Accept] {
+        let port = Acceptor::new(store.clone(), options(ClientAuth::Off, plaintext)).unwrap();
+        // The type of a handshake, and no version of TLS.
+        for record in [[0x16, b'P', b'R', b'I', b' '], [0x16, 3, 1, 0xff, 0xff]] {
+            let (mut near, far) = duplex(1 << 10);
+            near.write_all(&record).await.unwrap();
+            near.shutdown().await.unwrap();
+            let error = port.accept(far, "client").await.unwrap_err();
+            assert!(matches!(error, HandshakeError::Rejected(_)), "{error:?}");
+            assert!(error.to_string().contains("invalid TLS record"), "{error}");
+        }
+        let counts = port.counts();
+        assert!(
+            counts.contains(&("failed", 2)) && counts.contains(&("plaintext", 0)),
+            "{counts:?}"
+        );
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn half_open_handshakes_make_way_and_end() {
     let files = Files::new();
