@@ -6,13 +6,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use rustls::ServerConfig;
+use rustls::pki_types::UnixTime;
 use rustls::server::WebPkiClientVerifier;
+use rustls::server::danger::ClientCertVerifier;
+use rustls::{HandshakeKind, ServerConfig};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::time::{Instant, timeout};
 use tokio_rustls::TlsAcceptor;
 
-use crate::certificate::{CertificateInfo, CertificateKind, CertificateNames};
+use crate::certificate::CertificateNames;
 use crate::error::HandshakeError;
 use crate::handshake_slots::HandshakeSlots;
 use crate::socket::{PeekedSocket, TlsSocket};
@@ -99,10 +101,17 @@ pub struct Acceptor {
     store: Arc<CertificateStore>,
     options: AcceptorOptions,
     /// The configuration of the set in use.
-    config: Mutex<Option<(Arc<TrustedSet>, Arc<ServerConfig>)>>,
+    config: Mutex<Option<(Arc<TrustedSet>, PortConfig)>>,
     slots: HandshakeSlots,
     counts: HandshakeCounts,
     failures: Mutex<UnloggedFailures>,
+}
+
+/// Configuration of the handshakes, and the verifier of client certificates in it.
+#[derive(Debug, Clone)]
+struct PortConfig {
+    server: Arc<ServerConfig>,
+    verifier: Option<Arc<dyn ClientCertVerifier>>,
 }
 
 #[derive(Debug, Default)]
@@ -207,7 +216,8 @@ impl Acceptor {
             let socket = TlsSocket::peeked(PeekedSocket::new(socket, Some(first)));
             return Ok(AcceptedSocket { socket, names: None });
         }
-        let acceptor = TlsAcceptor::from(self.config()?);
+        let PortConfig { server, verifier } = self.config()?;
+        let acceptor = TlsAcceptor::from(server);
         let socket = PeekedSocket::new(socket, Some(first));
         let mut stream = match acceptor.accept(socket).into_fallible().await {
             Ok(stream) => stream,
@@ -224,14 +234,16 @@ impl Acceptor {
             }
         };
         stream.get_mut().1.set_buffer_limit(Some(SEND_BUFFER_BYTES));
-        let names = match stream.get_ref().1.peer_certificates() {
-            Some([leaf, ..]) => {
-                // A resumed session is not verified again.
-                let info = CertificateInfo::of(CertificateKind::Own, leaf);
-                let info = info.map_err(HandshakeError::Rejected)?;
-                if info.seconds_left() < 0 {
-                    let what = "the certificate of the other side has expired".to_owned();
-                    return Err(HandshakeError::Rejected(what));
+        let session = stream.get_ref().1;
+        let names = match session.peer_certificates() {
+            Some([leaf, intermediates @ ..]) => {
+                // rustls does not verify the chain of a resumed session, which may have expired.
+                if session.handshake_kind() == Some(HandshakeKind::Resumed)
+                    && let Some(verifier) = verifier
+                {
+                    verifier
+                        .verify_client_cert(leaf, intermediates, UnixTime::now())
+                        .map_err(|error| HandshakeError::from_tls(&error))?;
                 }
                 Some(CertificateNames::of(leaf).map_err(HandshakeError::Rejected)?)
             }
@@ -241,7 +253,7 @@ impl Acceptor {
     }
 
     /// Returns the configuration of the set in use.
-    fn config(&self) -> Result<Arc<ServerConfig>, HandshakeError> {
+    fn config(&self) -> Result<PortConfig, HandshakeError> {
         let set = self.store.current();
         let mut cached = self.config.lock().unwrap_or_else(PoisonError::into_inner);
         match &*cached {
@@ -279,13 +291,13 @@ impl Acceptor {
     }
 }
 
-fn server_config(set: &TrustedSet, options: &AcceptorOptions) -> Result<Arc<ServerConfig>, String> {
+fn server_config(set: &TrustedSet, options: &AcceptorOptions) -> Result<PortConfig, String> {
     let own = set.own.clone().ok_or("a port with TLS needs a certificate and its key")?;
     let builder = ServerConfig::builder_with_provider(provider())
         .with_protocol_versions(VERSIONS)
         .map_err(|error| error.to_string())?;
-    let builder = match options.client_auth {
-        ClientAuth::Off => builder.with_no_client_auth(),
+    let verifier = match options.client_auth {
+        ClientAuth::Off => None,
         auth => {
             let ca = match options.caller_ca {
                 CallerCa::Nodes => &set.ca,
@@ -297,17 +309,19 @@ fn server_config(set: &TrustedSet, options: &AcceptorOptions) -> Result<Arc<Serv
                 _ => verifier,
             };
             let verifier = verifier.build();
-            builder.with_client_cert_verifier(
-                verifier.map_err(|error| format!("no CA for client certificates: {error}"))?,
-            )
+            Some(verifier.map_err(|error| format!("no CA for client certificates: {error}"))?)
         }
+    };
+    let builder = match verifier.clone() {
+        Some(verifier) => builder.with_client_cert_verifier(verifier),
+        None => builder.with_no_client_auth(),
     };
     let mut config = builder.with_cert_resolver(Arc::new(own));
     config.alpn_protocols = vec![options.protocol.to_vec()];
     // Stateless, so that clients cannot make a server remember sessions.
     config.ticketer = rustls::crypto::ring::Ticketer::new().map_err(|error| error.to_string())?;
     config.send_tls13_tickets = 1;
-    Ok(Arc::new(config))
+    Ok(PortConfig { server: Arc::new(config), verifier })
 }
 
 /// Tells a client without TLS in its own protocol why its connection is closed.

@@ -2,7 +2,7 @@
 
 use std::fmt::{self, Display};
 use std::io;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
@@ -11,8 +11,8 @@ use rustls::crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signat
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::server::ParsedCertificate;
 use rustls::{
-    CertificateError, ClientConfig, DigitallySignedStruct, OtherError, ProtocolVersion,
-    RootCertStore, SignatureScheme,
+    CertificateError, ClientConfig, ClientConnection, DigitallySignedStruct, HandshakeKind,
+    OtherError, ProtocolVersion, RootCertStore, SignatureScheme,
 };
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite};
 use tokio::time::timeout;
@@ -49,7 +49,15 @@ pub struct Connector {
     store: Arc<CertificateStore>,
     rule: ServerRule,
     /// The configuration of the set in use.
-    config: Mutex<Option<(Arc<TrustedSet>, Arc<ClientConfig>)>>,
+    config: Mutex<Option<(Arc<TrustedSet>, DialConfig)>>,
+}
+
+/// Configuration of the handshakes.
+#[derive(Debug, Clone)]
+struct DialConfig {
+    client: Arc<ClientConfig>,
+    /// The verifier in it; `None` if sessions are not resumed.
+    verifier: Option<Arc<WebPkiServerVerifier>>,
 }
 
 impl Connector {
@@ -82,9 +90,15 @@ impl Connector {
         let name = ServerName::try_from(host.to_owned()).map_err(|_| {
             HandshakeError::Rejected(format!("{host:?} is neither a DNS name nor an IP address"))
         })?;
-        let connector = TlsConnector::from(self.config()?);
-        let stream = connector.connect(name, PeekedSocket::new(socket, None)).await;
+        let DialConfig { client, verifier } = self.config()?;
+        let connector = TlsConnector::from(client);
+        let stream = connector.connect(name.clone(), PeekedSocket::new(socket, None)).await;
         let mut stream = stream.map_err(HandshakeError::from_io)?;
+        if let Some(verifier) = verifier {
+            let verified = verify_resumed(&verifier, stream.get_ref().1, &name);
+            // The sessions go with the configuration: the next handshake is a full one.
+            verified.inspect_err(|_| *self.cached() = None)?;
+        }
         if stream.get_ref().1.protocol_version() == Some(ProtocolVersion::TLSv1_3) {
             // Without confirmation in time, the server waits for the first request.
             if let Ok(confirmed) = timeout(CONFIRMATION_WAIT_MAX, confirmed(&mut stream)).await {
@@ -106,9 +120,13 @@ impl Connector {
         self.connect(socket, &format!("{NODE_NAME_PREFIX}{node_id}")).await
     }
 
-    fn config(&self) -> Result<Arc<ClientConfig>, HandshakeError> {
+    fn cached(&self) -> MutexGuard<'_, Option<(Arc<TrustedSet>, DialConfig)>> {
+        self.config.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn config(&self) -> Result<DialConfig, HandshakeError> {
         let set = self.store.current();
-        let mut cached = self.config.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut cached = self.cached();
         match &*cached {
             Some((of, config)) if Arc::ptr_eq(of, &set) => Ok(config.clone()),
             _ => {
@@ -120,23 +138,26 @@ impl Connector {
     }
 }
 
-fn client_config(set: &TrustedSet, rule: ServerRule) -> Result<Arc<ClientConfig>, String> {
+fn client_config(set: &TrustedSet, rule: ServerRule) -> Result<DialConfig, String> {
     if set.ca.is_empty() {
         return Err("a connection with TLS needs a CA file to verify the server".to_owned());
     }
     let builder = ClientConfig::builder_with_provider(provider())
         .with_protocol_versions(VERSIONS)
         .map_err(|error| error.to_string())?;
+    let mut verifier = None;
     let builder = match rule {
         ServerRule::HostName => {
-            let verifier =
+            let built =
                 WebPkiServerVerifier::builder_with_provider(set.ca.clone(), provider()).build();
-            builder.with_webpki_verifier(verifier.map_err(|error| error.to_string())?)
+            let built = built.map_err(|error| error.to_string())?;
+            verifier = Some(built.clone());
+            builder.with_webpki_verifier(built)
         }
         ServerRule::Node => {
             let own = set.identity()?.clone();
-            let verifier = NodeVerifier { own, ca: set.ca.clone(), provider: provider() };
-            builder.dangerous().with_custom_certificate_verifier(Arc::new(verifier))
+            let of_nodes = NodeVerifier { own, ca: set.ca.clone(), provider: provider() };
+            builder.dangerous().with_custom_certificate_verifier(Arc::new(of_nodes))
         }
     };
     let mut config = match &set.own {
@@ -149,7 +170,21 @@ fn client_config(set: &TrustedSet, rule: ServerRule) -> Result<Arc<ClientConfig>
         config.resumption = Resumption::disabled();
         config.enable_sni = false;
     }
-    Ok(Arc::new(config))
+    Ok(DialConfig { client: Arc::new(config), verifier })
+}
+
+/// Verifies the chain of a resumed session, which rustls does not: it may have expired.
+fn verify_resumed(
+    verifier: &WebPkiServerVerifier,
+    session: &ClientConnection,
+    name: &ServerName<'_>,
+) -> Result<(), HandshakeError> {
+    if session.handshake_kind() != Some(HandshakeKind::Resumed) {
+        return Ok(());
+    }
+    let Some([leaf, intermediates @ ..]) = session.peer_certificates() else { return Ok(()) };
+    let verified = verifier.verify_server_cert(leaf, intermediates, name, &[], UnixTime::now());
+    verified.map(drop).map_err(|error| HandshakeError::from_tls(&error))
 }
 
 /// Waits for the server's first record after the handshake.

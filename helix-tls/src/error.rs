@@ -53,6 +53,11 @@ impl HandshakeError {
             None => Self::Ended(error),
         }
     }
+
+    /// Converts the error of a certificate that was verified after the handshake.
+    pub(crate) fn from_tls(error: &rustls::Error) -> Self {
+        Self::Rejected(describe(error))
+    }
 }
 
 impl HandshakeError {

@@ -5,7 +5,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use helix_tls::issue::{CertificateAuthority, IssuedPair};
 use helix_tls::{
@@ -15,6 +15,7 @@ use helix_tls::{
 };
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
+use tokio::time::Instant;
 
 const HOSTS: [&str; 2] = ["n1.example", "127.0.0.1"];
 
@@ -322,6 +323,79 @@ async fn another_ca_of_the_same_name_is_named_as_the_cause() {
     let (accepted, connected) = shake(&port, &distrusted, "127.0.0.1").await;
     assert!(said(accepted).contains("signed by no CA that this side trusts"));
     assert!(said(connected).contains("trusts no CA that signed"));
+}
+
+/// Makes a certificate of an intermediate CA, whose root is `NAME-root.pem`. The certificate and that
+/// of the intermediate CA expire after these seconds.
+fn put_chain(files: &Files, name: &str, leaf_left: u64, intermediate_left: u64) {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
+    let params = |role: &str, left: u64| {
+        let mut params = rcgen::CertificateParams::default();
+        params.distinguished_name.push(rcgen::DnType::CommonName, format!("{role} of {name}"));
+        params.not_after = rcgen::date_time_ymd(1970, 1, 1) + Duration::from_secs(now + left);
+        params
+    };
+    let ca = |role: &str, left: u64| {
+        let mut params = params(role, left);
+        params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+        params
+    };
+    let key = || rcgen::KeyPair::generate().unwrap();
+    let (root_params, root_key) = (ca("root", 3600), key());
+    let root_pem = root_params.self_signed(&root_key).unwrap().pem();
+    let root = rcgen::Issuer::new(root_params, root_key);
+    let (ca_params, ca_key) = (ca("intermediate", intermediate_left), key());
+    let ca_pem = ca_params.signed_by(&ca_key, &root).unwrap().pem();
+    let intermediate = rcgen::Issuer::new(ca_params, ca_key);
+    let mut leaf_params = params("leaf", leaf_left);
+    leaf_params.subject_alt_names = vec![rcgen::SanType::IpAddress("127.0.0.1".parse().unwrap())];
+    let leaf_key = key();
+    let leaf_pem = leaf_params.signed_by(&leaf_key, &intermediate).unwrap().pem();
+    std::fs::write(files.path(&format!("{name}-root.pem")), root_pem).unwrap();
+    std::fs::write(files.path(&format!("{name}.pem")), leaf_pem + &ca_pem).unwrap();
+    std::fs::write(files.path(&format!("{name}.key")), leaf_key.serialize_pem()).unwrap();
+}
+
+/// Makes handshakes, of which the first succeeds, until a side rejects the other. Returns why.
+async fn first_rejection(port: Acceptor, connector: Connector) -> String {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    let mut succeeded = 0;
+    loop {
+        let (near, far) = duplex(64 << 10);
+        let connecting = connector.connect(near, "127.0.0.1");
+        match tokio::join!(port.accept(far, "client"), connecting) {
+            (Ok(_), Ok(_)) => succeeded += 1,
+            (Err(HandshakeError::Rejected(why)), _) | (_, Err(HandshakeError::Rejected(why))) => {
+                assert!(succeeded > 0, "{why}");
+                return why;
+            }
+            other => panic!("{other:?}"),
+        }
+        assert!(Instant::now() < deadline, "{succeeded} handshakes, and none was rejected");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+#[tokio::test]
+async fn sessions_are_not_resumed_after_a_certificate_of_the_chain_has_expired() {
+    let files = Files::new();
+    files.node("n1", "a", 1, 30);
+    files.put("app", &files.ca("a").client("app-1", 30).unwrap());
+    let mut rejections = Vec::new();
+    for (name, leaf_left, intermediate_left) in [("leaf", 4, 3600), ("intermediate", 3600, 4)] {
+        put_chain(&files, name, leaf_left, intermediate_left);
+        let root = format!("{name}-root");
+        // The server's chain expires, then the client's.
+        let port = acceptor(&files.store(name, &["a"]), ClientAuth::Required);
+        let client = Connector::new(files.store("app", &[&root]), ServerRule::HostName).unwrap();
+        rejections.push(first_rejection(port, client));
+        let port = acceptor(&files.store("n1", &[&root]), ClientAuth::Required);
+        let client = Connector::new(files.store(name, &["a"]), ServerRule::HostName).unwrap();
+        rejections.push(first_rejection(port, client));
+    }
+    for why in futures_util::future::join_all(rejections).await {
+        assert!(why.contains("the other side has expired"), "{why}");
+    }
 }
 
 /// Replaces a file as tools do: by another one of the same name.
