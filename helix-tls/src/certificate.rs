@@ -147,6 +147,11 @@ impl CertificateInfo {
     pub fn seconds_left(&self) -> i64 {
         self.not_after.saturating_sub(crate::unix_now())
     }
+
+    /// Returns true if the certificate is not valid yet.
+    pub(crate) fn is_early(&self) -> bool {
+        self.not_before > crate::unix_now()
+    }
 }
 
 fn parse(der: &[u8]) -> Result<X509Certificate<'_>, String> {

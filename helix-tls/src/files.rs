@@ -47,6 +47,13 @@ pub(crate) struct FileContents {
     client_ca: Vec<SecretBytes>,
 }
 
+impl FileContents {
+    /// Returns true if both have the same certificate of this process.
+    pub(crate) fn has_certificate_of(&self, other: &Self) -> bool {
+        self.certificate == other.certificate
+    }
+}
+
 /// Parsed contents of all files.
 pub(crate) struct ParsedFiles {
     pub(crate) own: Option<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>)>,

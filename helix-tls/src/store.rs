@@ -120,8 +120,35 @@ impl TrustedSet {
 
     /// Returns the own certificate if it has expired.
     fn expired(&self) -> Option<&CertificateInfo> {
-        let own = self.infos.iter().find(|info| info.kind == CertificateKind::Own);
-        own.filter(|info| info.seconds_left() < 0)
+        self.own_info().filter(|info| info.seconds_left() < 0)
+    }
+
+    fn own_info(&self) -> Option<&CertificateInfo> {
+        self.infos.iter().find(|info| info.kind == CertificateKind::Own)
+    }
+
+    /// Checks that this set may replace the one before.
+    ///
+    /// # Errors
+    /// It has another own certificate, which other processes would refuse now.
+    fn check_successor_of(
+        &self,
+        before: &Self,
+        files: &CertificateFiles,
+    ) -> Result<(), TlsFilesError> {
+        let (Some(own), Some(path)) = (self.own_info(), &files.certificate) else { return Ok(()) };
+        if self.contents.has_certificate_of(&before.contents) {
+            return Ok(());
+        }
+        if own.seconds_left() < 0 {
+            return Err(TlsFilesError::new(path, "the new certificate has expired already"));
+        }
+        if own.is_early() {
+            let what = "the new certificate is not valid yet; it is taken once it is, else check \
+                        the clock";
+            return Err(TlsFilesError::new(path, what));
+        }
+        Ok(())
     }
 }
 
@@ -213,7 +240,8 @@ pub struct CertificateStore {
 impl CertificateStore {
     /// Reads the files. With `rule` the certificate must be for that node.
     ///
-    /// An expired certificate is accepted here, so that a node starts; it is logged.
+    /// A certificate that has expired or is not valid yet is accepted here, so that a node starts.
+    /// It is logged.
     ///
     /// # Errors
     /// A file cannot be read or is not valid, or the files do not fit together.
@@ -224,6 +252,9 @@ impl CertificateStore {
         let set = TrustedSet::parse(&files, rule.as_ref(), files.read()?)?;
         if let Some(CertificateInfo { name, .. }) = set.expired() {
             tracing::error!(%name, "the certificate has expired; other processes will refuse it");
+        }
+        if let Some(CertificateInfo { name, .. }) = set.own_info().filter(|info| info.is_early()) {
+            tracing::error!(%name, "the certificate is not valid yet; check the clock");
         }
         let reloads = Reloads {
             status: ReloadStatus { last_at: crate::unix_now(), ..ReloadStatus::default() },
@@ -281,12 +312,8 @@ impl CertificateStore {
                 return Ok(None);
             }
             let set = TrustedSet::parse(&self.files, self.rule.as_ref(), contents)?;
-            match (set.expired(), &self.files.certificate) {
-                (Some(_), Some(path)) => {
-                    Err(TlsFilesError::new(path, "the new certificate has expired already"))
-                }
-                _ => Ok(Some(set)),
-            }
+            set.check_successor_of(&before, &self.files)?;
+            Ok(Some(set))
         });
         let mut reloads = self.reloads();
         match read {

@@ -325,8 +325,8 @@ async fn another_ca_of_the_same_name_is_named_as_the_cause() {
     assert!(said(connected).contains("trusts no CA that signed"));
 }
 
-/// Makes a certificate of an intermediate CA, whose root is `NAME-root.pem`. The certificate and that
-/// of the intermediate CA expire after these seconds.
+/// Makes a certificate that an intermediate CA signs, and its root `NAME-root.pem`. The certificate
+/// and that of the intermediate CA expire after these seconds.
 fn put_chain(files: &Files, name: &str, leaf_left: u64, intermediate_left: u64) {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
     let params = |role: &str, left: u64| {
@@ -455,6 +455,55 @@ async fn new_files_are_taken_as_a_pair_or_not_at_all() {
     replace(&key, &files.path("next.key"));
     store.refresh();
     assert_eq!(store.status().error, None);
+}
+
+#[test]
+fn a_certificate_is_taken_once_it_is_valid() {
+    let files = Files::new();
+    files.node("own", "a", 1, 30);
+    let store = files.store("own", &["a"]);
+    let serial = || store.current().certificates()[0].serial.clone();
+    let first = serial();
+    let put = |valid_after: i64| {
+        let mut params = rcgen::CertificateParams::default();
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
+        let from = now.checked_add_signed(valid_after).unwrap();
+        params.not_before = rcgen::date_time_ymd(1970, 1, 1) + Duration::from_secs(from);
+        let key = rcgen::KeyPair::generate().unwrap();
+        let certificate = params.self_signed(&key).unwrap().pem();
+        files.put("own", &IssuedPair { certificate, key: key.serialize_pem() });
+    };
+    put(3600);
+    store.refresh();
+    store.refresh();
+    let error = store.status().error.unwrap();
+    assert!(error.contains("own.pem: the new certificate is not valid yet"), "{error}");
+    assert_eq!((serial(), store.status().failed), (first.clone(), 1));
+    store.refresh();
+    assert_eq!(store.status().failed, 1, "the same problem counts once");
+    put(-60);
+    store.refresh();
+    assert_eq!(store.status().error, None);
+    assert_ne!(serial(), first);
+}
+
+#[test]
+fn a_new_ca_is_taken_beside_an_expired_certificate() {
+    let files = Files::new();
+    files.node("own", "a", 1, 0);
+    let store = files.store("own", &["a"]);
+    let ca = || store.current().certificates()[1].serial.clone();
+    let first = ca();
+    replace(&files.path("a.pem"), &files.path("a2.pem"));
+    store.refresh();
+    assert_eq!((store.status().succeeded, store.status().error), (1, None));
+    assert_ne!(ca(), first);
+    // Another certificate that has expired replaces nothing.
+    files.node("own", "b", 1, 0);
+    store.refresh();
+    store.refresh();
+    let error = store.status().error.unwrap();
+    assert!(error.contains("has expired already"), "{error}");
 }
 
 #[tokio::test]
