@@ -4,10 +4,11 @@
 //! The accepting node checks it against the node id of each call, so that the caller gets the
 //! reason of a refusal.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::io::{self, IoSlice};
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 
 use futures_util::future::BoxFuture;
@@ -25,6 +26,7 @@ use tonic::transport::{Channel, Endpoint, Error};
 
 use super::dialer::Dialer;
 use crate::limits::ACCEPT_RETRY_WAIT;
+use crate::sync::lock;
 
 /// TLS of the peer port.
 #[derive(Debug, Clone)]
@@ -42,24 +44,55 @@ pub struct PeerTls {
 pub(super) struct TlsDialer {
     tls: PeerTls,
     node_id: Option<u64>,
+    encrypted: EncryptedPeers,
+}
+
+/// Peers that have completed TLS in this process.
+#[derive(Debug, Clone, Default)]
+struct EncryptedPeers(Arc<Mutex<BTreeSet<u64>>>);
+
+impl EncryptedPeers {
+    fn record(&self, node_id: u64) {
+        lock(&self.0).insert(node_id);
+    }
+
+    /// Returns true if the error shows a peer that has no TLS, unless it has had it before.
+    ///
+    /// An attacker on the network can cause the same error.
+    fn may_be_plaintext(&self, node_id: u64, error: &HandshakeError) -> bool {
+        let shows_no_tls = match error {
+            HandshakeError::Plaintext => true,
+            // A server without TLS answers with HTTP/2, or closes the connection.
+            HandshakeError::Ended(error) => matches!(
+                error.kind(),
+                io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset
+            ),
+            _ => false,
+        };
+        shows_no_tls && !lock(&self.0).contains(&node_id)
+    }
 }
 
 impl TlsDialer {
     pub(super) fn new(tls: PeerTls) -> Self {
-        Self { tls, node_id: None }
+        Self { tls, node_id: None, encrypted: EncryptedPeers::default() }
     }
 
     async fn dial(self, uri: Uri) -> io::Result<TokioIo<TlsSocket<TcpStream>>> {
         let Some(node_id) = self.node_id else { return Err(io::ErrorKind::InvalidInput.into()) };
         let handshake = self.tls.connector.connect_node(open_tcp(&uri).await?, node_id).await;
         let socket = match handshake {
-            // A server without TLS answers with HTTP/2, or closes the connection.
-            Err(HandshakeError::Plaintext | HandshakeError::Ended(_))
-                if self.tls.allows_plaintext =>
+            Ok(socket) => {
+                self.encrypted.record(node_id);
+                socket
+            }
+            Err(error)
+                if self.tls.allows_plaintext
+                    && self.encrypted.may_be_plaintext(node_id, &error) =>
             {
                 TlsSocket::plain(open_tcp(&uri).await?)
             }
-            other => other.map_err(HandshakeError::into_io)?,
+            Err(error) => return Err(error.into_io()),
         };
         Ok(TokioIo::new(socket))
     }
@@ -268,6 +301,34 @@ pub(super) fn incoming(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_peer_is_dialed_without_tls_only_if_it_never_had_tls() {
+        let ended = |kind: io::ErrorKind| HandshakeError::Ended(kind.into());
+        let shows_no_tls = [
+            HandshakeError::Plaintext,
+            ended(io::ErrorKind::UnexpectedEof),
+            ended(io::ErrorKind::ConnectionReset),
+        ];
+        let shows_nothing = [
+            ended(io::ErrorKind::TimedOut),
+            HandshakeError::TimedOut,
+            HandshakeError::Rejected("it has expired".to_owned()),
+        ];
+        let peers = EncryptedPeers::default();
+        for error in &shows_no_tls {
+            assert!(peers.may_be_plaintext(2, error), "{error}");
+        }
+        for error in &shows_nothing {
+            assert!(!peers.may_be_plaintext(2, error), "{error}");
+        }
+        // The dialers of all nodes share the set.
+        peers.clone().record(2);
+        for error in &shows_no_tls {
+            assert!(!peers.may_be_plaintext(2, error), "{error}");
+            assert!(peers.may_be_plaintext(3, error), "{error}");
+        }
+    }
 
     #[test]
     fn a_caller_without_an_identity_is_refused_where_connections_have_one() {
