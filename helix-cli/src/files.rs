@@ -48,6 +48,14 @@ pub(crate) fn create_new(path: &Path, data: &[u8], mode: u32) -> io::Result<()> 
     file.sync_all()
 }
 
+/// Removes a file, unless there is none.
+pub(crate) fn remove(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
 /// Creates a directory that only the user can access, unless it exists.
 pub(crate) fn create_private_directory(path: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(path)

@@ -1,17 +1,25 @@
 //! `helix cert`: makes the certificates of a cluster. Connects to no cluster.
-//! Never overwrites a file. Only the user can read the keys.
+//! Never overwrites a file; only a dev cluster renews its certificates. Only the user can read the
+//! keys.
 
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use helix_tls::issue::{CertificateAuthority, IssuedPair};
+use helix_tls::{CertificateFiles, CertificateInfo, CertificateStore};
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use crate::args::{CaArgs, CertSubcommand, ClientCertArgs, GlobalArgs, NodeCertArgs};
+use crate::args::{CaArgs, CertSubcommand, ClientCertArgs, GlobalArgs, NODES_MAX, NodeCertArgs};
 use crate::exit::{CliError, Exit};
 use crate::files;
 use crate::output::Output;
+
+/// Name of the certificate of a dev cluster's client.
+const DEV_CLIENT: &str = "client-dev";
+
+/// Seconds before its expiry from which on a certificate of a dev cluster is renewed at the start.
+const DEV_RENEWAL_SECONDS: i64 = 24 * 3600;
 
 /// The files of a new certificate.
 #[derive(Debug, Serialize, JsonSchema)]
@@ -47,26 +55,64 @@ pub(crate) fn run(global: &GlobalArgs, command: &CertSubcommand) -> anyhow::Resu
 }
 
 /// Makes the CA, the certificates of the nodes and that of a client of a dev cluster, unless the
-/// directory has them.
+/// directory has them. Renews those that expire within a day, and all of them if the CA does.
 ///
 /// # Errors
-/// Fails if a file cannot be written, or if the directory has only some of them.
+/// Fails if a file cannot be read or written, or if the directory has only some of them.
 pub(crate) fn make_dev_certificates(directory: &Path, nodes: u64) -> anyhow::Result<()> {
     files::create_private_directory(directory)
         .with_context(|| format!("create {}", directory.display()))?;
-    if !directory.join("ca.pem").exists() {
-        write(directory, "ca", &CertificateAuthority::create("dev", 365).map_err(usage)?)?;
+    let node_name = |node: u64| format!("node-{node}");
+    if ends_soon(&directory.join("ca.pem"))? {
+        // Another CA makes the certificates of this one useless.
+        for node in 1..=u64::from(NODES_MAX) {
+            remove(directory, &node_name(node))?;
+        }
+        remove(directory, DEV_CLIENT)?;
     }
+    make_dev_pair(directory, "ca", || CertificateAuthority::create("dev", 365))?;
     let ca = open(directory)?;
     let hosts = ["localhost", "127.0.0.1", "::1"].map(str::to_owned);
     for node in 1..=nodes {
-        let name = format!("node-{node}");
-        if !directory.join(format!("{name}.pem")).exists() {
-            write(directory, &name, &ca.node(node, &hosts, 365).map_err(usage)?)?;
-        }
+        make_dev_pair(directory, &node_name(node), || ca.node(node, &hosts, 365))?;
     }
-    if !directory.join("client-dev.pem").exists() {
-        write(directory, "client-dev", &ca.client("dev", 365).map_err(usage)?)?;
+    make_dev_pair(directory, DEV_CLIENT, || ca.client("dev", 365))
+}
+
+/// Makes a certificate, unless the directory has one that does not expire within a day.
+fn make_dev_pair(
+    directory: &Path,
+    name: &str,
+    issue: impl FnOnce() -> Result<IssuedPair, String>,
+) -> anyhow::Result<()> {
+    let path = directory.join(format!("{name}.pem"));
+    if ends_soon(&path)? {
+        remove(directory, name)?;
+    }
+    if path.exists() {
+        return Ok(());
+    }
+    write(directory, name, &issue().map_err(usage)?).map(drop)
+}
+
+/// Returns true if there is a certificate and it expires within a day.
+fn ends_soon(path: &Path) -> anyhow::Result<bool> {
+    if !path.exists() {
+        return Ok(false);
+    }
+    // The store reads any certificate as a CA, and needs no key for it.
+    let files = CertificateFiles { ca: vec![path.to_owned()], ..CertificateFiles::default() };
+    let set = CertificateStore::open(files, None)?.current();
+    let seconds_left = set.certificates().iter().map(CertificateInfo::seconds_left).min();
+    Ok(seconds_left.is_some_and(|seconds| seconds <= DEV_RENEWAL_SECONDS))
+}
+
+/// Removes a certificate and its key. The key goes first: a certificate that is left over ends
+/// soon, so that the next start makes both.
+fn remove(directory: &Path, name: &str) -> anyhow::Result<()> {
+    for suffix in ["key", "pem"] {
+        let path = directory.join(format!("{name}.{suffix}"));
+        files::remove(&path).with_context(|| format!("remove {}", path.display()))?;
     }
     Ok(())
 }
@@ -136,5 +182,31 @@ mod tests {
         let error = write(&path, "ca", &pair).unwrap_err();
         assert_eq!(crate::exit::of(&error), Exit::Precondition);
         assert!(open(directory.path()).is_err());
+    }
+
+    #[test]
+    fn dev_certificates_that_expire_soon_are_renewed() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path();
+        make_dev_certificates(path, 2).unwrap();
+        let read = |name: &str| files::read_text(&path.join(name)).unwrap().unwrap();
+        let put = |name: &str, pair: &IssuedPair| {
+            for (suffix, text) in [("pem", &pair.certificate), ("key", &pair.key)] {
+                files::replace(&path.join(format!("{name}.{suffix}")), text.as_bytes()).unwrap();
+            }
+        };
+        let (ca, second) = (read("ca.pem"), read("node-2.pem"));
+        put("node-1", &open(path).unwrap().node(1, &[], 1).unwrap());
+        let ending = read("node-1.pem");
+        make_dev_certificates(path, 2).unwrap();
+        assert_ne!(read("node-1.pem"), ending);
+        assert_eq!((read("ca.pem"), read("node-2.pem")), (ca, second.clone()));
+        // The other certificates follow the CA.
+        put("ca", &CertificateAuthority::create("dev", 0).unwrap());
+        make_dev_certificates(path, 2).unwrap();
+        assert_ne!(read("node-2.pem"), second);
+        assert!(!ends_soon(&path.join("ca.pem")).unwrap());
+        let mode = std::fs::metadata(path.join("ca.key")).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
     }
 }
