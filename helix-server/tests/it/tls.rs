@@ -7,7 +7,9 @@ mod cluster;
 mod nodes;
 mod principal;
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use helix_client::{Client, Config, TlsOptions};
@@ -19,6 +21,10 @@ use helix_tls::{CertificateFiles, CertificateStore, Connector, ServerRule};
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::rustls::pki_types::pem::PemObject;
+use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName};
+use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 
 use crate::admin::metrics;
 use crate::captured_log::CapturedLog;
@@ -223,6 +229,29 @@ async fn half_open_handshakes_leave_others_served() {
     server.shutdown().await;
 }
 
+/// Sends a request over TLS and HTTP/1.1, as tools that fetch metrics do, and returns the response.
+async fn request_over_tls(addr: SocketAddr, ca: &str, request: &[u8]) -> String {
+    let mut roots = RootCertStore::empty();
+    roots.add(CertificateDer::from_pem_slice(ca.as_bytes()).unwrap()).unwrap();
+    let provider = Arc::new(tokio_rustls::rustls::crypto::ring::default_provider());
+    let config = ClientConfig::builder_with_provider(provider);
+    let mut config = config
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    config.alpn_protocols = vec![helix_tls::ALPN_HTTP1.to_vec()];
+    let name = ServerName::try_from("127.0.0.1").unwrap();
+    let stream = TcpStream::connect(addr).await.unwrap();
+    let connecting = TlsConnector::from(Arc::new(config)).connect(name, stream);
+    let mut stream = soon(connecting).await.unwrap();
+    stream.write_all(request).await.unwrap();
+    let mut response = Vec::new();
+    // Ignored: a server may close a connection without the alert that ends TLS.
+    let _ = soon(stream.read_to_end(&mut response)).await;
+    String::from_utf8(response).unwrap()
+}
+
 #[tokio::test]
 async fn the_admin_port_has_tls_if_that_is_set() {
     let certificates = Certificates::new();
@@ -238,6 +267,11 @@ async fn the_admin_port_has_tls_if_that_is_set() {
     let mut response = String::new();
     plain.read_to_string(&mut response).await.unwrap();
     assert!(response.starts_with("HTTP/1.1 400 ") && response.contains("requires TLS"));
+    let ca = certificates.read("ca.pem");
+    let page = request_over_tls(server.admin_addr().unwrap(), &ca, get).await;
+    assert!(page.starts_with("HTTP/1.1 200 "), "{page}");
+    let handshakes = "helix_tls_handshakes_total{port=\"admin\",result=\"succeeded\"} 1";
+    assert!(page.lines().any(|line| line.starts_with(handshakes)), "{page}");
     let files =
         CertificateFiles { ca: vec![certificates.path("ca.pem")], ..CertificateFiles::default() };
     let store = CertificateStore::open(files, None).unwrap();

@@ -7,6 +7,7 @@ use helix_proto::log::v1::{GetHealthRequest, HealthReason, MembershipPhase};
 use helix_proto::raft::v1 as raft;
 use helix_proto::raft::v1::peer_service_client::PeerServiceClient;
 use helix_server::config::{ClientCertificates, ServerConfig};
+use helix_server::protocol::ProtocolVersions;
 use helix_server::server::{RunningServer, Server};
 use helix_tls::HandshakeError;
 use helix_tls::issue::CertificateAuthority;
@@ -185,6 +186,32 @@ async fn a_removed_node_is_refused_although_its_certificate_is_valid() {
     // The same certificate still makes the handshake, so the caller gets the reason as a status.
     let opened = hello(&trio, "node-3", "ca", 3).await;
     assert!(opened.is_ok(), "{opened:?}: hello tells a removed node that it is one");
+    // Only that: no call and no stream of Raft messages is served to it.
+    let mut client = peer_client(&trio, "node-3", "ca");
+    let request = raft::HelloRequest { from_node: 3, to_node: 1, ..Default::default() };
+    let cluster = client.hello(request).await.unwrap().into_inner().cluster;
+    let is_refused = |status: &Status| {
+        let is_removed = status.message().contains("was removed from this cluster");
+        is_removed && status.code() == tonic::Code::FailedPrecondition
+    };
+    until("a call of the removed node is refused", async || {
+        let call = raft::CallRequest { from_node: 3, to_node: 1, ..Default::default() };
+        client.call(call).await.err().filter(is_refused)
+    })
+    .await;
+    let opening = raft::Opening {
+        version_min: ProtocolVersions::OWN.oldest,
+        version_max: ProtocolVersions::OWN.newest,
+        cluster,
+        from_node: 3,
+        to_node: 1,
+        lane: raft::Lane::Live.into(),
+        ..Default::default()
+    };
+    let message = Some(raft::exchange_request::Message::Opening(opening));
+    let opening = futures_util::stream::iter([raft::ExchangeRequest { message }]);
+    let status = client.exchange(opening).await.map(drop).unwrap_err();
+    assert!(is_refused(&status), "{status}");
     let removed = trio.servers[2].take().unwrap();
     let config = Config::new([removed.local_addr().to_string()])
         .with_tls(trio.certificates.client("client", "ca"));
