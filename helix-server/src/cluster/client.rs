@@ -17,7 +17,7 @@ use crate::error::{Error, LeaderHint, Result};
 use crate::limits;
 use crate::log::{ClusterCommand, ClusterReply, HEAD_BYTES_MAX, Head, Verdict};
 use crate::peer::{Hub, PeerError, PeerStatus};
-use crate::raft::{Command, LeadershipWatch, ProposeError, Replica, node_of};
+use crate::raft::{Command, LeadershipWatch, ProposeError, Replica, ReplicaId, node_of};
 use crate::shard::{Shard, write_error};
 use crate::sync;
 
@@ -75,14 +75,20 @@ impl Cluster {
     }
 
     /// Returns whether other nodes have replicas of this node's shards. A replica of shard 0 that
-    /// is in repair implies it, since only other nodes can repair it.
-    pub async fn has_other_replicas(&self) -> bool {
+    /// is in repair implies it, since only other nodes can repair it. `None`: shard 0 stopped
+    /// before its voters were known. Retry then, once it was reopened.
+    pub async fn has_other_replicas(&self) -> Option<bool> {
         let replica = self.replica();
         if replica.repair_of().is_some() {
-            return true;
+            return Some(true);
         }
-        let is_formed = replica.is_formed().await.unwrap_or(false);
-        is_formed && replica.known_voters().await != [replica.id()]
+        let voters = match replica.is_formed().await {
+            Ok(true) => replica.known_voters().await,
+            Ok(false) => return Some(false),
+            // A replica that stopped keeps the voters that it published last.
+            Err(_) => replica.voters(),
+        };
+        names_others(&voters, replica.id())
     }
 
     /// Returns the error if shard 0's log rejects writes.
@@ -441,6 +447,26 @@ impl Cluster {
     }
 }
 
+/// Returns whether the voters of shard 0 name other replicas; `None` if they are not known.
+fn names_others(voters: &[ReplicaId], own: ReplicaId) -> Option<bool> {
+    (!voters.is_empty()).then(|| voters != [own])
+}
+
 pub(super) fn unexpected(what: &dyn std::fmt::Debug) -> Error {
     Error::OutcomeUnknown { reason: format!("unexpected response from shard 0: {what:?}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::raft::replica_id;
+
+    #[test]
+    fn unknown_voters_do_not_imply_single_node() {
+        let [own, other] = [1, 2].map(|node| replica_id(node, 1));
+        assert_eq!(names_others(&[], own), None);
+        assert_eq!(names_others(&[own], own), Some(false));
+        assert_eq!(names_others(&[own, other], own), Some(true));
+        assert_eq!(names_others(&[other], own), Some(true), "it does not vote, or was replaced");
+    }
 }

@@ -257,13 +257,14 @@ impl Node {
         };
         let (slots, unreplayed) = (ShardSlots::default(), UnreplayedLogs::default());
         let has_other_replicas = cluster.has_other_replicas().await;
+        let may_be_single = has_other_replicas != Some(true);
         let named = cluster.machine().read(|state| state.shards().clone());
         for shard_id in existing.union(&named).copied() {
             let log = formed.take(shard_id);
             let identity = LogIdentity { shard_id, ..formed.identity.clone() };
-            let opened = open_or_rebuild(&logs, log, identity, &context, !has_other_replicas).await;
+            let opened = open_or_rebuild(&logs, log, identity, &context, may_be_single).await;
             let opened = match opened {
-                Err(OpenFailure::Replay(log)) if has_other_replicas => {
+                Err(OpenFailure::Replay(log)) if has_other_replicas != Some(false) => {
                     // Repaired once the node runs: `repair` reopens stopped shards.
                     let what = log.damage(&logs).to_string();
                     unreplayed.hold(&hub, log);
@@ -278,6 +279,12 @@ impl Node {
                 Ok(shard) => {
                     cluster.set_shard(shard_id, Some(shard.clone()));
                     ShardSlot::Open(shard)
+                }
+                Err(Error::CorruptLog { what })
+                    if !formed.is_new && has_other_replicas.is_none() =>
+                {
+                    tracing::error!(shard_id, %what, "cannot open the shard yet");
+                    ShardSlot::Stopped(what)
                 }
                 Err(Error::CorruptLog { what }) if !formed.is_new => {
                     tracing::error!(shard_id, %what, "cannot serve the shard: its log is damaged");

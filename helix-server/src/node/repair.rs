@@ -392,7 +392,10 @@ impl Node {
 
     async fn reopen_shard0(self: &Arc<Self>, damage: Option<&str>) -> Result<()> {
         let before = self.cluster.replica();
-        let is_single_node = !has_other_voters(&before);
+        let has_other_replicas = self.cluster.has_other_replicas().await;
+        // While that is unknown, the configured peers count, as at a start.
+        let is_single_node =
+            has_other_replicas.map_or_else(|| self.handler.is_single_node(), |has| !has);
         self.hub.stop_shard(0);
         before.close().await;
         let damage = match damage {

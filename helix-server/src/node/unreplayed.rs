@@ -284,20 +284,25 @@ impl super::Node {
         may_give_up: bool,
     ) -> Result<Arc<Shard>> {
         let shard_id = identity.shard_id;
-        let is_single_node = !self.cluster.has_other_replicas().await;
+        let has_other_replicas = self.cluster.has_other_replicas().await;
+        // While that is unknown, the log may be the only copy.
+        let may_be_single = has_other_replicas != Some(true);
         for _ in 0..REPAIRS_MAX {
             let log = match self.unreplayed.take(shard_id) {
-                Some(log) if log.log.wal.is_open() => log,
+                Some(log) if log.log.wal.is_open() && has_other_replicas != Some(false) => log,
                 ended => {
                     if let Some(ended) = ended {
                         ended.close(&self.hub, logs).await;
                     }
                     let identity = identity.clone();
-                    let opened = open_or_rebuild(logs, None, identity, context, is_single_node);
+                    let opened = open_or_rebuild(logs, None, identity, context, may_be_single);
                     match opened.await {
                         Ok(shard) => return Ok(shard),
-                        Err(OpenFailure::Replay(log)) if !is_single_node => log,
-                        Err(failure) => return Err(failure.into_error(&self.hub, logs).await),
+                        Err(OpenFailure::Replay(log)) if !may_be_single => log,
+                        Err(failure) => {
+                            let error = failure.into_error(&self.hub, logs).await;
+                            return Err(retried_unless_single(error, has_other_replicas));
+                        }
                     }
                 }
             };
@@ -338,6 +343,18 @@ impl super::Node {
         }
         Err(logs.unusable(shard_id, "its replay keeps meeting damage after repairs"))
     }
+}
+
+/// Turns damage into an error after which the shard is opened again, unless this node has the only
+/// replica.
+fn retried_unless_single(error: Error, has_other_replicas: Option<bool>) -> Error {
+    let Error::CorruptLog { what } = error else { return error };
+    let why = match has_other_replicas {
+        Some(false) => return Error::CorruptLog { what },
+        Some(true) => "the log could not be replaced",
+        None => "shard 0 does not know whether other replicas exist",
+    };
+    Error::Unusable { what: format!("{what}; repair waits: {why}") }
 }
 
 /// Opens this node's replica of shard 0, after a repair of the damage that its replay meets.

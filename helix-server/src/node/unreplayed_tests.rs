@@ -56,6 +56,18 @@ fn shortage_of_this_node_does_not_give_up_its_log() {
     }
 }
 
+/// A node of a cluster must not keep a damaged shard because shard 0 was stopped for a moment.
+#[test]
+fn damage_is_final_only_for_single_node() {
+    let damaged = || Error::CorruptLog { what: "its state is damaged".to_owned() };
+    let error = retried_unless_single(damaged(), Some(false));
+    assert!(matches!(error, Error::CorruptLog { .. }), "{error}");
+    for has_others in [None, Some(true)] {
+        let error = retried_unless_single(damaged(), has_others);
+        assert!(matches!(error, Error::Unusable { .. }), "{error}");
+    }
+}
+
 fn voter(node: u64, term: u64) -> ReplicaStatusReport {
     let voters = [1, 2, 3].map(|node| replica_id(node, 1)).to_vec();
     let replica_id = replica_id(node, 1);
