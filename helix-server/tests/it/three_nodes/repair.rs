@@ -392,6 +392,26 @@ async fn damaged_cluster_log_is_rebuilt() {
     three.stop_all().await;
 }
 
+/// Shard 0 states whether other nodes have replicas, but it has stopped as well.
+#[tokio::test]
+async fn damage_met_while_shard_0_is_stopped_is_repaired() {
+    let three = SimulatedTrio::start(LIMITS).await;
+    for number in 0..10 {
+        three.append(number).await;
+    }
+    let leader = three.leader().await;
+    let hurt = NODES.into_iter().find(|id| *id != leader).unwrap();
+    three.stored(hurt, 10).await;
+    let node = &three.nodes[&hurt];
+    let (own, shard) = (node.cluster().replica(), node.shard(SHARD).expect("it is open"));
+    tokio::join!(own.close(), shard.replica().close());
+    damage_state_file(&three.disks.of(hurt, SHARD));
+    until("the shard is open again", async || (restarts(&three, hurt) > 0).then_some(())).await;
+    whole_again(&three, hurt).await;
+    three.expect_equal(10).await;
+    three.stop_all().await;
+}
+
 #[tokio::test]
 async fn log_without_identity_is_recognized_by_the_nodes_other_logs() {
     let mut three = SimulatedTrio::start(LIMITS).await;
