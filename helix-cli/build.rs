@@ -1,4 +1,4 @@
-//! Tells the program the commit that it is built from: HELIX_COMMIT, or the one that git names.
+//! Sets the commit that the program is built from: HELIX_COMMIT, or the commit that git names.
 
 use std::path::Path;
 use std::process::Command;

@@ -140,7 +140,8 @@ pub(crate) fn state_directory() -> Option<PathBuf> {
     user_directory("XDG_STATE_HOME", ".local/state")
 }
 
-/// Returns the directory of Helix in the one that a variable names, or in one of the home directory.
+/// Returns the directory of Helix below the directory that a variable names, or below the home
+/// directory.
 fn user_directory(variable: &str, in_home: &str) -> Option<PathBuf> {
     let of = |name| std::env::var_os(name).filter(|value| !value.is_empty());
     let base = match of(variable) {

@@ -167,7 +167,7 @@ fn report_error(outcome: anyhow::Result<()>, context: &ErrorContext) -> Exit {
     exit
 }
 
-/// Runs a command. If it fails because nodes are down, sets `needed_nodes` to those that are needed.
+/// Runs a command. If it fails because nodes are down, sets `needed_nodes` to the nodes it needs.
 fn on_runtime(
     global: &mut GlobalArgs,
     command: &CliCommand,
@@ -200,7 +200,7 @@ fn on_runtime(
     outcome
 }
 
-/// Runs a command within --timeout, if it does not end by itself then.
+/// Runs a command, and ends it at --timeout.
 async fn run_within(global: &GlobalArgs, command: &CliCommand) -> anyhow::Result<()> {
     let has_own_limit = matches!(
         command,

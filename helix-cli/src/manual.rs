@@ -52,17 +52,17 @@ terminal. This page is generated from the program, and a test checks that it is 
 | `jsonl` | a line for each element, for `jq`, `grep` and similar tools |
 
 `consume`, `tail` and `cluster health --watch` print one JSON document after the other. `--schema`
-prints the JSON Schema of a command's results, with that of errors under `$defs`, and exits. Below, a
-`?` marks fields that may be null or absent. `-q` prints only results and errors. Colours are used
+prints the JSON Schema of a command's results, with that of errors under `$defs`, and exits. Below,
+a `?` marks fields that may be null or absent. `-q` prints only results and errors. Colours are used
 only on a terminal, and never if `NO_COLOR` is set.
 
 With `-o json` an error is one line of JSON on standard error:
-`{\"error\": {\"reason\", \"code\", \"may_have_applied\", \"message\", \"hint\"}}`. `reason` is null if
-the service gave none; `code` is the gRPC code.
+`{\"error\": {\"reason\", \"code\", \"may_have_applied\", \"message\", \"hint\"}}`.
+`reason` is null if the service gave none; `code` is the gRPC code.
 
 Tables show no column without values, and on a terminal they cut long texts to its width; `-o wide`
-shows everything. `consume` and `tail` print partition, offset, time, key and value on a terminal, and
-values only into a pipe or file.
+shows everything. `consume` and `tail` print partition, offset, time, key and value on a terminal,
+and values only into a pipe or file.
 
 After two seconds a terminal shows what a command waits for. `--timeout` bounds every command; for
 `produce` it is the time for each batch.

@@ -29,7 +29,7 @@ pub(crate) struct ErrorContext {
     pub(crate) is_health: bool,
     /// Nodes that must return before the command can succeed, if that was found out.
     pub(crate) needed_nodes: Option<String>,
-    /// What to do if the outcome is unknown, for commands that a repetition would double.
+    /// Hint for an unknown outcome, for commands that a repetition would double.
     pub(crate) retry_hint: Option<String>,
     /// True if errors are JSON, as results are.
     pub(crate) is_json: bool,
@@ -98,7 +98,7 @@ struct ErrorBody {
     code: String,
     /// True if the request may have been applied
     may_have_applied: bool,
-    /// What failed, and why
+    /// Failure with its cause
     message: String,
     /// Commands and actions to try, one per line
     hint: String,

@@ -47,7 +47,9 @@ pub(crate) struct ProduceArgs {
     #[arg(
         long,
         requires = "key",
-        conflicts_with_all = ["file", "key_separator", "format", "jsonl", "base64", "null_separated"]
+        conflicts_with_all = [
+            "file", "key_separator", "format", "jsonl", "base64", "null_separated"
+        ]
     )]
     pub(crate) tombstone: bool,
     /// Read lines of this format: '%k\t%v\n'

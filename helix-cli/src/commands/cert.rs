@@ -79,7 +79,7 @@ pub(crate) fn make_dev_certificates(directory: &Path, nodes: u64) -> anyhow::Res
     make_dev_pair(directory, DEV_CLIENT, || ca.client("dev", 365))
 }
 
-/// Makes a certificate, unless the directory has one that does not expire within a day.
+/// Makes a certificate, unless the directory has a certificate that is valid for another day.
 fn make_dev_pair(
     directory: &Path,
     name: &str,

@@ -39,7 +39,7 @@ pub(crate) async fn run(global: &GlobalArgs, args: &TopArgs) -> anyhow::Result<(
     outcome
 }
 
-/// What the user has asked for.
+/// State of the view that keys change.
 #[derive(Debug, Default)]
 struct Controls {
     section: Section,

@@ -1,5 +1,5 @@
 //! Tests of what the program says when the cluster is in trouble: nodes that are stopped in the
-//! middle of a write, removals, and outcomes that nobody can know.
+//! middle of a write, removals, and outcomes that are unknown.
 
 use std::io::Write;
 use std::process::{Child, Command, Stdio};

@@ -13,7 +13,7 @@ const PAGE_QUOTAS: i32 = 1000;
 /// Every method fails with `PERMISSION_DENIED` for a caller that is not an administrator of the
 /// cluster.
 impl Admin {
-    /// Sets the quota of a principal, or of `*` for all without one. Removes it if every limit is 0.
+    /// Sets the quota of a principal, or of `*` for all without one. Limits of 0 remove it.
     ///
     /// # Errors
     /// `INVALID_ARGUMENT` if a field is invalid or the cluster has too many quotas.

@@ -141,7 +141,7 @@ impl Buckets {
     }
 }
 
-/// What one principal moves through this node, and its limits.
+/// Bytes, calls and connections of one principal on this node, and its limits.
 #[derive(Debug)]
 pub struct QuotaMeter {
     principal: Box<str>,

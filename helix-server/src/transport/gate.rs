@@ -243,8 +243,8 @@ impl Gate {
     }
 }
 
-/// Returns whether calls of this path are admitted over a quota: the heartbeats of a member, without
-/// which it loses its partitions, and the calls that can change the quota.
+/// Returns whether calls of this path are admitted over a quota: heartbeats, without which a member
+/// loses its partitions, and the calls that can change the quota.
 fn is_always_admitted(path: &str) -> bool {
     const HEARTBEAT: &str = "/helix.log.v1.GroupService/Heartbeat";
     const LEAVE: &str = "/helix.log.v1.GroupService/Leave";

@@ -3,11 +3,12 @@
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use tokio::time::{Sleep, sleep};
 
 use super::load::CallMemory;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::limits::QUOTA_DELAY_MAX;
 use crate::node::{Node, QuotaKind, QuotaMeter};
 
@@ -37,7 +38,7 @@ impl QuotaDelay {
     /// Admits a message of this length, once the caller is within its quota.
     ///
     /// # Errors
-    /// [`crate::error::Error::OverQuota`] if a unary call is over it, or a stream would wait too long: its unread
+    /// [`Error::OverQuota`] if a unary call is over it, or a stream would wait too long: its unread
     /// messages take the window that other calls of the connection need.
     pub(super) fn poll_admit(
         &mut self,
@@ -49,12 +50,19 @@ impl QuotaDelay {
                 ready!(sleep.as_mut().poll(context));
                 self.sleep = None;
             }
-            let wait = self.meter.wait(QuotaKind::BytesIn).filter(|_| self.is_limited);
-            let (Some(wait), Err(error)) = (wait, self.meter.admit(QuotaKind::BytesIn)) else {
+            let admitted = match self.is_limited {
+                true => self.meter.admit(QuotaKind::BytesIn),
+                false => Ok(()),
+            };
+            let Err(error) = admitted else {
                 self.meter.take(QuotaKind::BytesIn, length as u64);
                 return Poll::Ready(Ok(()));
             };
             self.node.note_over_quota(&error);
+            let wait = match &error {
+                Error::OverQuota { retry_after_ms, .. } => Duration::from_millis(*retry_after_ms),
+                _ => return Poll::Ready(Err(error)),
+            };
             if !self.waits || wait > QUOTA_DELAY_MAX {
                 return Poll::Ready(Err(error));
             }

@@ -64,8 +64,8 @@ pub(crate) struct ChaosCluster {
     nodes: BTreeMap<u64, ClusterNode>,
     /// Links from one node to another.
     ///
-    /// The link from [`ANY_SOURCE`] leads to a node that joined later: its address is advertised to the
-    /// others until they restart with a link of their own.
+    /// The link from [`ANY_SOURCE`] leads to a node that joined later: its address is advertised to
+    /// the others until they restart with a link of their own.
     links: BTreeMap<(u64, u64), Proxy>,
     /// Links from clients to a node.
     client_links: BTreeMap<u64, Proxy>,

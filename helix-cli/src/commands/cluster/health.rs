@@ -26,7 +26,7 @@ pub(crate) struct ClusterHealth {
     healthy: bool,
     nodes: Vec<NodeHealth>,
     issues: Vec<Issue>,
-    /// What is no problem of the cluster, such as a removed node in the list of addresses.
+    /// Observations that are no problem of the cluster: a removed node in the list of addresses.
     warnings: Vec<String>,
     /// Nodes that must return before a shard can have a leader again.
     #[serde(skip)]
@@ -170,7 +170,10 @@ impl ClusterHealth {
             }
         }
         let warnings = snapshot.removed.iter().map(|(node_id, addr)| {
-            format!("node {node_id} at {addr} was removed from the cluster; stop it, and remove its address")
+            format!(
+                "node {node_id} at {addr} was removed from the cluster; stop it, and remove its \
+                 address"
+            )
         });
         let warnings = warnings.collect();
         let needed = NeededNodes::describe(&needed);

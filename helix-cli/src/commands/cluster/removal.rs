@@ -1,4 +1,4 @@
-//! What stands in the way of removing a node: checks before `helix cluster remove-node`.
+//! Checks before `helix cluster remove-node`: obstacles, and losses of redundancy.
 //! The service checks that a majority remains; these checks are about redundancy and mistakes.
 
 use super::members::{self, RequestedChange};

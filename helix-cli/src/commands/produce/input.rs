@@ -79,7 +79,7 @@ impl RecordInput {
         !self.is_file
     }
 
-    /// Returns the number of records read so far, including one that was not valid.
+    /// Returns the number of records read so far, including an invalid record.
     pub(super) fn count(&self) -> u64 {
         self.pieces.count
     }

@@ -333,7 +333,8 @@ fn check_principal(name: &str) -> Result<(), ClusterReply> {
         return Ok(());
     }
     let what = format!(
-        "must have 1..={PRINCIPAL_BYTES_MAX} printable ASCII characters without spaces, and not be `*`"
+        "must have 1..={PRINCIPAL_BYTES_MAX} printable ASCII characters without spaces, and not be \
+         `*`"
     );
     Err(invalid("principal", what))
 }
