@@ -72,8 +72,8 @@ pub(crate) fn schema(command: &str) -> Option<Value> {
     })
 }
 
-/// Prints the schema of a command's results, with that of errors under `$defs`. `path` is its words:
-/// `["topic", "list"]`.
+/// Prints the schema of a command's results, with that of errors under `$defs`. `path` has its
+/// words: `["topic", "list"]`.
 ///
 /// # Errors
 /// Fails if the command prints no JSON.
