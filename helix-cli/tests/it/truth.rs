@@ -3,9 +3,10 @@
 
 use std::io::Write;
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde_json::Value;
+use tokio::time::Instant;
 
 use crate::harness::{CommandOutput, DevProcess, ServerProcess, command, helix, json, outcome};
 

@@ -242,7 +242,7 @@ pub(super) fn draw(frame: &mut Frame<'_>, view: &TopView, controls: &mut Control
     let title = Line::from(vec![Span::styled(&view.title, bold), Span::raw(paused)]);
     frame.render_widget(title, head);
     let colour = if view.is_healthy { Color::Green } else { Color::Red };
-    let lines: Vec<Line<'_>> = view.health.iter().take(issues).map(|it| Line::raw(it)).collect();
+    let lines: Vec<Line<'_>> = view.health.iter().take(issues).map(Line::raw).collect();
     frame.render_widget(Paragraph::new(lines).style(Style::new().fg(colour)), health);
     let heights = heights(view, body.height, controls.section);
     let areas: [Rect; 4] = Layout::vertical(heights.map(Constraint::Length)).areas(body);
