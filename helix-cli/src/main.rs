@@ -4,6 +4,7 @@
 mod args;
 mod backup;
 mod child_node;
+mod cleanup;
 mod clock;
 mod commands;
 mod compression;

@@ -147,6 +147,11 @@ pub(crate) fn of(reason: ErrorReason) -> ReasonText {
             "an append needs at least one record",
             "do not send empty batches",
         ),
+        R::KeyRequired => text(
+            "a record has no key, but the topic is compacted by key",
+            "compaction keeps the latest record of each key, and needs one in every record",
+            "set a key in every record\nhelix topic alter TOPIC --cleanup delete",
+        ),
         R::RecordCountMismatch => text(
             "record_count differs from the number of records in the payload",
             "the client counts differently, or the payload is not a RecordList",
@@ -296,6 +301,13 @@ pub(crate) fn of_health(reason: HealthReason) -> Option<ReasonText> {
             "its time synchronization does not work, or the clock was set by hand",
             "correct the clock of the named node, and check its time synchronization\n\
              records get the time of the majority meanwhile",
+        )),
+        HealthReason::Uncleanable => Some(text(
+            "a partition cannot be compacted by key",
+            "a segment is damaged, the disk is full, or a producer sent a batch that is no list of \
+             records",
+            "the message has the reason; remove it\n\
+             the node retries; records are served, and old ones stay on its disk",
         )),
         HealthReason::Unspecified
         | HealthReason::NoLeader

@@ -332,6 +332,26 @@ const _: () = assert!((BATCH_BYTES_MAX as usize) < MESSAGE_BYTES_MAX);
 pub const MAINTENANCE_INTERVAL: Duration = Duration::from_secs(1);
 pub const MAINTENANCE_BYTES: u64 = 32 << 20;
 
+/// Interval of the check for rounds of compaction by key, and between proposals of a leader.
+pub const CLEANER_INTERVAL: Duration = Duration::from_secs(1);
+/// Delay before a failed pass is repeated.
+pub const CLEANER_RETRY_DELAY: Duration = Duration::from_secs(10);
+/// Memory of the map from keys to offsets, per shard. More keys need more passes.
+pub const CLEANER_MAP_BYTES: usize = 32 << 20;
+/// Bytes per read into the map, and per second.
+pub const CLEANER_READ_BYTES: usize = 1 << 20;
+pub const CLEANER_READ_RATE: u64 = 64 << 20;
+/// Largest number of partitions that one pass cleans. Each rewrite of a segment is for all of them.
+pub const CLEANER_STREAMS_MAX: usize = 1_000;
+/// Most partitions that a replica reports as not compacted yet. With more it reports nothing, and
+/// tombstones stay.
+pub const CLEANUP_REPORT_MAX: usize = 10_000;
+/// Share of a partition's sealed bytes that must be new before a round, as a divisor.
+pub const CLEANUP_DIRTY_DIVISOR: u64 = 2;
+/// Longest time after which new sealed records are compacted although they are few, and before a
+/// leader begins a round while an earlier one is open.
+pub const CLEANUP_LAG_MAX: Duration = Duration::from_secs(3600);
+
 /// Interval between comparisons of the members' clocks.
 pub const CLOCK_POLL_INTERVAL: Duration = Duration::from_secs(2);
 

@@ -10,6 +10,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::args::{GlobalArgs, SettingChange, TopicCreateArgs, TopicSettings, TopicSubcommand};
+use crate::cleanup::cleanup_name;
 use crate::commands::confirm::confirm;
 use crate::commands::group::topic_lag::{self, TopicGroupRow};
 use crate::compression::allowed_name;
@@ -114,6 +115,9 @@ fn config(settings: &TopicSettings) -> (proto::TopicConfig, Vec<&'static str>) {
         min_durability: value(settings.min_durability).map_or(0, Into::into),
         default_durability: value(settings.default_durability).map_or(0, Into::into),
         allowed_compression: value(settings.compression).map_or(0, Into::into),
+        cleanup: value(settings.cleanup).map_or(0, Into::into),
+        tombstone_retention_time: value(settings.tombstone_retention_time)
+            .and_then(|time| time.try_into().ok()),
     };
     let given = [
         ("retention_time", settings.retention_time.is_some()),
@@ -123,6 +127,8 @@ fn config(settings: &TopicSettings) -> (proto::TopicConfig, Vec<&'static str>) {
         ("min_durability", settings.min_durability.is_some()),
         ("default_durability", settings.default_durability.is_some()),
         ("allowed_compression", settings.compression.is_some()),
+        ("cleanup", settings.cleanup.is_some()),
+        ("tombstone_retention_time", settings.tombstone_retention_time.is_some()),
     ];
     let fields = given.into_iter().filter_map(|(field, is_given)| is_given.then_some(field));
     (config, fields.collect())
@@ -195,6 +201,7 @@ pub(crate) struct TopicRow {
     default_durability: &'static str,
     #[schemars(extend("x-wide" = true))]
     allowed_compression: &'static str,
+    cleanup: &'static str,
 }
 
 impl From<proto::Topic> for TopicRow {
@@ -215,6 +222,7 @@ impl From<proto::Topic> for TopicRow {
             min_durability: config.min_durability,
             default_durability: config.default_durability,
             allowed_compression: config.allowed_compression,
+            cleanup: config.cleanup,
         }
     }
 }
@@ -244,6 +252,10 @@ struct Config {
     default_durability: &'static str,
     /// Compressions that appends may use.
     allowed_compression: &'static str,
+    /// Cleanup of old records: delete, compact or compact+delete.
+    cleanup: &'static str,
+    /// Time that readers have to see deletions; None if the topic is not compacted.
+    tombstone_retention_time: Option<String>,
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
@@ -258,6 +270,11 @@ struct Partition {
     held_bytes: u64,
     /// None if no token is set.
     fencing_token: Option<String>,
+    /// Offset up to which it is compacted by key; None if it never was.
+    clean_offset: Option<u64>,
+    /// The node cannot compact it by key now; `helix cluster health` says why.
+    #[schemars(extend("x-wide" = true))]
+    is_uncleanable: bool,
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
@@ -303,6 +320,7 @@ impl From<proto::Topic> for TopicDescription {
 impl From<proto::TopicConfig> for Config {
     fn from(config: proto::TopicConfig) -> Self {
         let retention_time = config.retention_time.and_then(|it| time::duration(it).ok());
+        let tombstones = config.tombstone_retention_time.and_then(|it| time::duration(it).ok());
         Self {
             retention_time: retention_time
                 .filter(|time| *time != Default::default())
@@ -313,6 +331,10 @@ impl From<proto::TopicConfig> for Config {
             min_durability: durability_name(config.min_durability()),
             default_durability: durability_name(config.default_durability()),
             allowed_compression: allowed_name(config.allowed_compression()),
+            cleanup: cleanup_name(config.cleanup()),
+            tombstone_retention_time: tombstones
+                .filter(|_| cleanup_name(config.cleanup()) != "delete")
+                .map(units::duration),
         }
     }
 }
@@ -333,6 +355,8 @@ impl From<proto::PartitionInfo> for Partition {
             live_bytes: partition.live_bytes,
             held_bytes: partition.held_bytes,
             fencing_token: partition.fencing_token,
+            clean_offset: partition.clean_offset,
+            is_uncleanable: partition.is_uncleanable,
         }
     }
 }
@@ -357,6 +381,8 @@ mod tests {
         max_record_bytes: None,
         min_durability: None,
         default_durability: None,
+        cleanup: None,
+        tombstone_retention_time: None,
         compression: None,
     };
 

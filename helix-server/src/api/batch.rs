@@ -9,6 +9,7 @@ use helix_proto::log::v1::{Batch, EncodedBatch, ProducerIdentity, Record};
 use helix_proto::plain::PlainRecords;
 
 use super::compressed::{AdmittedBatch, CompressedBatch};
+use super::keys::check_keys;
 use super::settings::allowed_codec;
 use crate::error::{Error, Result};
 use crate::log::{
@@ -163,6 +164,7 @@ fn checked(
     let EncodedBatch { payload, record_count, .. } = &encoded;
     batch::scan(payload, *record_count, record_bytes_max)
         .map_err(|error| scan_error(error, *record_count, payload, record_bytes_max))?;
+    check_keys(payload, settings)?;
     Ok((encoded, None))
 }
 
@@ -192,6 +194,7 @@ fn encode(plain: PlainRecords, settings: &PartitionSettings) -> Result<EncodedBa
     if count == 0 {
         return Err(Error::EmptyBatch);
     }
+    check_keys(&payload, settings)?;
     Ok(batch::from_payload(count, payload))
 }
 
@@ -258,6 +261,8 @@ mod tests {
         min_durability: 4,
         version: 1,
         allowed_compression: 0,
+        cleanup: 0,
+        tombstone_retention_us: None,
     };
 
     fn records(values: &[&'static str]) -> Vec<Record> {

@@ -11,6 +11,7 @@ use helix_proto::compression::{
 
 use super::batch::scan_error;
 use super::decompressors::Decompressors;
+use super::keys::check_keys;
 use super::settings::allowed_compressions;
 use crate::error::{Error, Result};
 use crate::limits::{BATCH_BYTES_MAX, COMPRESSION_WAIT_MAX};
@@ -108,6 +109,7 @@ impl CompressedBatch {
         let record_bytes_max = settings.max_record_bytes as usize;
         batch::scan(payload, batch.record_count, record_bytes_max)
             .map_err(|error| scan_error(error, batch.record_count, payload, record_bytes_max))?;
+        check_keys(payload, &settings)?;
         Ok(batch)
     }
 

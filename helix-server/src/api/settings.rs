@@ -2,7 +2,7 @@
 //! Pure; `log/` and `shard/` apply the settings.
 
 use helix_proto::compression::BatchCodec;
-use helix_proto::log::v1::{self as wire, AllowedCompression};
+use helix_proto::log::v1::{self as wire, AllowedCompression, CleanupPolicy};
 
 use super::time;
 use crate::error::{Error, Result};
@@ -113,6 +113,11 @@ pub(super) fn to_config(settings: &PartitionSettings) -> wire::TopicConfig {
         min_durability: to_wire_durability(min).into(),
         default_durability: to_wire_durability(default).into(),
         allowed_compression: allowed_compression(settings).into(),
+        cleanup: match settings.cleanup {
+            0 => CleanupPolicy::Delete.into(),
+            other => other,
+        },
+        tombstone_retention_time: Some(time::to_duration(settings.tombstones_kept_us())),
     }
 }
 
@@ -136,7 +141,17 @@ pub(super) fn from_config(
         version: default.version,
         allowed_compression: compression_setting(config.allowed_compression)?
             .unwrap_or(default.allowed_compression),
+        cleanup: cleanup_setting(config.cleanup)?.unwrap_or(default.cleanup),
+        tombstone_retention_us: tombstone_retention_us(&config)?.or(default.tombstone_retention_us),
     })
+}
+
+/// Returns the fields with values that nodes of earlier protocol versions do not know.
+pub(super) fn fields_of_later_versions(settings: &PartitionSettings) -> SettingsMask {
+    let given = |is_given, fields| if is_given { fields } else { SettingsMask(0) };
+    let is_compacted = settings.cleanup != 0 || settings.tombstone_retention_us.is_some();
+    given(settings.allowed_compression != 0, SettingsMask::ALLOWED_COMPRESSION)
+        | given(is_compacted, SettingsMask::CLEANUP)
 }
 
 /// Converts an update: each field in the mask gets its value in `config`, or else in `default`.
@@ -159,6 +174,8 @@ pub(super) fn change(
             "min_durability" => SettingsMask::MIN_DURABILITY,
             "default_durability" => SettingsMask::DEFAULT_DURABILITY,
             "allowed_compression" => SettingsMask::ALLOWED_COMPRESSION,
+            "cleanup" => SettingsMask::CLEANUP,
+            "tombstone_retention_time" => SettingsMask::TOMBSTONE_RETENTION_TIME,
             _ => return invalid(format!("{} is not a field of TopicConfig", quote(path))),
         };
     }
@@ -166,8 +183,16 @@ pub(super) fn change(
 }
 
 fn retention_us(config: &wire::TopicConfig) -> Result<Option<u64>> {
-    let Some(duration) = config.retention_time else { return Ok(None) };
     let field = "config.retention_time";
+    config.retention_time.map(|time| micros(field, time)).transpose()
+}
+
+fn tombstone_retention_us(config: &wire::TopicConfig) -> Result<Option<u64>> {
+    let field = "config.tombstone_retention_time";
+    config.tombstone_retention_time.map(|time| micros(field, time)).transpose()
+}
+
+fn micros(field: &'static str, duration: prost_types::Duration) -> Result<u64> {
     let duration = time::from_duration(field, duration)?;
     // Neither may silently become "unlimited": 0, or a time that never passes.
     match u64::try_from(duration.as_micros()) {
@@ -175,7 +200,7 @@ fn retention_us(config: &wire::TopicConfig) -> Result<Option<u64>> {
             field,
             what: format!("must be at least a microsecond, or 0 for no limit, not {duration:?}"),
         }),
-        Ok(micros) => Ok(Some(micros)),
+        Ok(micros) => Ok(micros),
         Err(_) => Err(Error::InvalidArgument {
             field,
             what: format!(
@@ -210,6 +235,19 @@ fn compression_setting(value: i32) -> Result<Option<i32>> {
     }
 }
 
+/// Converts the policy to its stored number. `DELETE` is 0, as in topics that are older than it.
+fn cleanup_setting(value: i32) -> Result<Option<i32>> {
+    match CleanupPolicy::try_from(value) {
+        Ok(CleanupPolicy::Unspecified) => Ok(None),
+        Ok(CleanupPolicy::Delete) => Ok(Some(0)),
+        Ok(compacted) => Ok(Some(compacted.into())),
+        Err(_) => Err(Error::InvalidArgument {
+            field: "config.cleanup",
+            what: format!("{value} is unknown to this version"),
+        }),
+    }
+}
+
 fn durability(field: &'static str, value: i32) -> Result<Option<i32>> {
     Ok(from_wire_durability(field, value)?.map(|durability| to_wire_durability(durability).into()))
 }
@@ -227,6 +265,8 @@ mod tests {
         min_durability: 3,
         version: 5,
         allowed_compression: 3,
+        cleanup: 2,
+        tombstone_retention_us: Some(7_000_000),
     };
 
     #[test]

@@ -59,9 +59,7 @@ impl TopicHandler {
             replication_factor: request.replication_factor,
             settings: settings::from_config(request.config, self.node.topic_settings())?,
         };
-        if spec.settings.allowed_compression != 0 {
-            self.check_compression_protocol().await?;
-        }
+        self.check_protocol(settings::fields_of_later_versions(&spec.settings)).await?;
         reserve_response(call, described_bytes(spec.partition_count)).await?;
         let topic = self.node.cluster().create_topic(spec, request.validate_only).await?;
         Ok(self.describe(&topic).await)
@@ -115,9 +113,7 @@ impl TopicHandler {
         let mask = request.update_mask.map(|mask| mask.paths).unwrap_or_default();
         let default = self.node.topic_settings();
         let (settings, fields) = settings::change(&mask, request.config, default)?;
-        if fields.contains(SettingsMask::ALLOWED_COMPRESSION) {
-            self.check_compression_protocol().await?;
-        }
+        self.check_protocol(fields).await?;
         // Before the change, so that a rejected call changes nothing.
         let partitions = self.node.topic(&request.name).map_or(0, |topic| topic.partition_count);
         reserve_response(call, described_bytes(partitions)).await?;
@@ -126,18 +122,25 @@ impl TopicHandler {
         Ok(self.describe(&topic).await)
     }
 
-    /// Rejects a change of the allowed compressions while the cluster has nodes that do not know
-    /// the setting.
-    async fn check_compression_protocol(&self) -> Result<()> {
+    /// Rejects given settings that some node of the cluster does not know yet.
+    async fn check_protocol(&self, fields: SettingsMask) -> Result<()> {
+        let compaction = SettingsMask::CLEANUP | SettingsMask::TOMBSTONE_RETENTION_TIME;
+        let (field, needed) = if fields.intersects(compaction) {
+            ("config.cleanup", protocol::COMPACTION)
+        } else if fields.contains(SettingsMask::ALLOWED_COMPRESSION) {
+            ("config.allowed_compression", protocol::COMPRESSION)
+        } else {
+            return Ok(());
+        };
         let cluster = self.node.cluster();
-        if cluster.wait_protocol(protocol::COMPRESSION, COMPRESSION_WAIT_MAX).await {
+        if cluster.wait_protocol(needed, COMPRESSION_WAIT_MAX).await {
             return Ok(());
         }
         Err(Error::InvalidArgument {
-            field: "config.allowed_compression",
+            field,
             what: format!(
-                "needs protocol version {}, but the cluster uses {} until all nodes are upgraded",
-                protocol::COMPRESSION,
+                "needs protocol version {needed}, but the cluster uses {} until all nodes are \
+                 upgraded",
                 cluster.protocol()
             ),
         })
@@ -226,6 +229,10 @@ impl TopicHandler {
             described.watermarks = shard.watermarks(partition).ok().map(wire_watermarks);
             described.live_bytes = live_bytes;
             described.held_bytes = held_bytes;
+            if let Some(cleanup) = shard.cleanup(partition) {
+                described.clean_offset = Some(cleanup.clean_offset);
+                described.is_uncleanable = cleanup.uncleanable.is_some();
+            }
             let token = shard.fencing_token(partition).filter(|token| !token.is_none());
             described.fencing_token = token.map(|token| token.as_str().to_owned());
         }

@@ -178,6 +178,12 @@ pub struct ReplicaStatusReport {
     /// Ranges of entries that may be damaged, as far as they are known.
     #[prost(message, repeated, tag = "15")]
     pub damaged_ranges: Vec<EntryRange>,
+    /// Last applied entry, if partitions are compacted by key here; else 0.
+    #[prost(uint64, tag = "16")]
+    pub cleanup_index: u64,
+    /// Partitions whose last round up to that entry is not done here.
+    #[prost(uint64, repeated, tag = "17")]
+    pub not_clean: Vec<u64>,
 }
 
 /// A range of entries, with its ends.
@@ -360,7 +366,7 @@ fn encode_reply(reply: &ClusterReply) -> PeerResponseKind {
 
 /// Maps a field name of a reply to its static form. The names are part of the public API.
 fn field(name: &str) -> &'static str {
-    const FIELDS: [&str; 17] = [
+    const FIELDS: [&str; 18] = [
         "name",
         "count",
         "node_id",
@@ -374,6 +380,7 @@ fn field(name: &str) -> &'static str {
         "config.default_durability",
         "config.min_durability",
         "config.allowed_compression",
+        "config.cleanup",
         "config",
         "token",
         "principal",

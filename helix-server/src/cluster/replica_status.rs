@@ -73,7 +73,8 @@ impl Cluster {
         let report = match self.shard(shard_id) {
             Ok(shard) => report(shard.replica(), resetting_replica).await.map(|report| {
                 let is_fetching = self.hub.fetching(shard_id).is_some();
-                ReplicaStatusReport { is_fetching, ..report }
+                let (cleanup_index, not_clean) = shard.cleanup_report();
+                ReplicaStatusReport { is_fetching, cleanup_index, not_clean, ..report }
             }),
             Err(error) => Err(error.to_string()),
         };
@@ -154,6 +155,8 @@ async fn report(
         synced_index: synced.index,
         applied_index: replica.applied(),
         is_fetching: false,
+        cleanup_index: 0,
+        not_clean: Vec::new(),
         damaged_ranges: ranges.map(|(first, last)| EntryRange { first, last }).collect(),
     })
 }

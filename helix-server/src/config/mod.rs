@@ -344,6 +344,8 @@ impl ServerConfig {
             min_durability: 4,
             version: 0,
             allowed_compression: 0,
+            cleanup: 0,
+            tombstone_retention_us: None,
         }
     }
 }

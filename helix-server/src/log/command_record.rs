@@ -8,11 +8,11 @@ use super::command::{
     ClusterCommand, CreateTopic, PartitionRun, PartitionSettings, SettingsMask, ShardCommand,
 };
 use super::group::GroupCommandRecord;
-use super::{AccessCommand, FencingToken, HeadError, MemberCommand, PartitionId};
+use super::{AccessCommand, CleanupRound, FencingToken, HeadError, MemberCommand, PartitionId};
 
 #[derive(Clone, PartialEq, Message)]
 struct ShardRecord {
-    #[prost(oneof = "ShardChange", tags = "1, 2, 3, 4, 5, 6, 7")]
+    #[prost(oneof = "ShardChange", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9")]
     change: Option<ShardChange>,
 }
 
@@ -32,6 +32,10 @@ enum ShardChange {
     SetFencingToken(SetFencingToken),
     #[prost(message, tag = "7")]
     Group(GroupCommandRecord),
+    #[prost(message, tag = "8")]
+    CleanUp(CleanUp),
+    #[prost(message, tag = "9")]
+    Cleaned(Cleaned),
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -69,6 +73,28 @@ struct Trim {
     partitions: Vec<u64>,
     #[prost(uint64, repeated, tag = "2")]
     starts: Vec<u64>,
+}
+
+/// Three columns of equal length.
+#[derive(Clone, PartialEq, Message)]
+struct CleanUp {
+    #[prost(uint64, repeated, tag = "1")]
+    partitions: Vec<u64>,
+    #[prost(uint64, repeated, tag = "2")]
+    upto: Vec<u64>,
+    #[prost(uint64, repeated, tag = "3")]
+    tombstones_below: Vec<u64>,
+}
+
+/// Two columns of equal length, and the time.
+#[derive(Clone, PartialEq, Message)]
+struct Cleaned {
+    #[prost(uint64, repeated, tag = "1")]
+    partitions: Vec<u64>,
+    #[prost(uint64, repeated, tag = "2")]
+    upto: Vec<u64>,
+    #[prost(uint64, tag = "3")]
+    time_us: u64,
 }
 
 #[derive(Clone, Copy, PartialEq, Message)]
@@ -268,6 +294,15 @@ pub(super) fn encode_shard(command: &ShardCommand, bytes: &mut BytesMut) {
                 token: text(token),
             })
         }
+        ShardCommand::CleanUp { rounds } => ShardChange::CleanUp(CleanUp {
+            partitions: rounds.iter().map(|(id, _)| id.0).collect(),
+            upto: rounds.iter().map(|(_, round)| round.upto).collect(),
+            tombstones_below: rounds.iter().map(|(_, round)| round.tombstones_below).collect(),
+        }),
+        ShardCommand::Cleaned { partitions, time_us } => {
+            let (partitions, upto) = partitions.into_iter().map(|(id, upto)| (id.0, upto)).unzip();
+            ShardChange::Cleaned(Cleaned { partitions, upto, time_us })
+        }
         ShardCommand::Group(command) => ShardChange::Group((*command).into()),
     };
     ShardRecord { change: Some(change) }.encode(bytes).expect("a BytesMut grows");
@@ -311,6 +346,23 @@ pub(super) fn decode_shard(bytes: &[u8]) -> Result<ShardCommand, HeadError> {
             expected: it.expected.as_deref().map(token).transpose()?,
             token: token(&it.token)?,
         },
+        ShardChange::CleanUp(CleanUp { partitions, upto, tombstones_below }) => {
+            if partitions.len() != upto.len() || upto.len() != tombstones_below.len() {
+                return Err(malformed("columns of a cleanup differ in length"));
+            }
+            let rounds = upto.into_iter().zip(tombstones_below);
+            let rounds =
+                rounds.map(|(upto, tombstones_below)| CleanupRound { upto, tombstones_below });
+            let partitions = partitions.into_iter().map(PartitionId);
+            ShardCommand::CleanUp { rounds: partitions.zip(rounds).collect() }
+        }
+        ShardChange::Cleaned(Cleaned { partitions, upto, time_us }) => {
+            if partitions.len() != upto.len() {
+                return Err(malformed("columns of cleaned partitions differ in length"));
+            }
+            let partitions = partitions.into_iter().map(PartitionId).zip(upto).collect();
+            ShardCommand::Cleaned { partitions, time_us }
+        }
         ShardChange::Group(it) => {
             ShardCommand::Group(Box::new(it.into_command().map_err(malformed)?))
         }

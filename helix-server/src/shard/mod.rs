@@ -2,6 +2,7 @@
 //! `append.rs` has the append path and `read.rs` the read path.
 
 mod append;
+mod cleaner;
 mod group_sessions;
 mod groups;
 mod leadership_watch;
@@ -38,6 +39,8 @@ use crate::raft::{
 use crate::sync;
 
 pub use append::{AppendPermit, BatchAck, Durability, NewBatch, PendingAck};
+use cleaner::CleanerReport;
+pub use cleaner::{CleanerStats, CompactedPartition, PartitionCleanup};
 pub use group_sessions::{GroupSessions, MemberSession};
 pub use groups::GroupWatch;
 use machine::ShardMachine;
@@ -122,6 +125,7 @@ pub struct Shard {
     leadership_token: channel::Sender<CancellationToken>,
     /// Sessions of the groups' members; kept on the leader only.
     sessions: GroupSessions,
+    cleaner: CleanerReport,
 }
 
 /// Progress of a shard's replica and of its log.
@@ -199,7 +203,9 @@ impl Shard {
             expected: Mutex::default(),
             leadership_token: channel::Sender::new(CancellationToken::new()),
             sessions: GroupSessions::default(),
+            cleaner: CleanerReport::default(),
         });
+        tokio::spawn(cleaner::run(shard.clone()));
         tokio::spawn(maintenance::run(shard.clone()));
         tokio::spawn(leadership_watch::run(Arc::downgrade(&shard)));
         Ok(shard)
@@ -275,7 +281,7 @@ impl Shard {
     }
 
     /// Returns every other replica that the shard has or should have.
-    fn others(&self) -> BTreeSet<ReplicaId> {
+    pub fn others(&self) -> BTreeSet<ReplicaId> {
         let membership = self.replica.membership();
         let mut others: BTreeSet<ReplicaId> = membership.configs.into_iter().flatten().collect();
         others.extend(membership.learners);

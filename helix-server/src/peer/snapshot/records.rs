@@ -67,7 +67,7 @@ pub(in crate::peer) fn read_live_entry(message: pb::LiveEntry) -> Result<LiveEnt
     if batch.payload_bytes as usize != payload.bytes.len() {
         return Err(WireError::Payload { index });
     }
-    let (partition, count) = (batch.partition.0, batch.record_count);
+    let (partition, count) = (batch.partition.0, batch.offset_count());
     if (partition, count) != (placement.stream, placement.count) || count == 0 {
         return Err(WireError::Placement { index });
     }
@@ -245,6 +245,7 @@ pub(super) mod tests {
             proposed_us: 5,
             producer: None,
             condition: Condition::default(),
+            kept: None,
         };
         let head = [&[2], &Head::Batch(head).encode()[..]].concat().into();
         let payload = helix_wal::Payload {

@@ -888,6 +888,19 @@ fn configs() -> Vec<FieldCase> {
             Refused(R::InvalidArgument, "config.allowed_compression: 99"),
         ),
         (
+            &["TopicConfig.cleanup"],
+            with(TopicConfig { cleanup: 99, ..none }),
+            Refused(R::InvalidArgument, "config.cleanup: 99"),
+        ),
+        (
+            &["TopicConfig.tombstone_retention_time"],
+            with(TopicConfig {
+                tombstone_retention_time: Some(Duration { seconds: -1, nanos: 0 }),
+                ..none
+            }),
+            Refused(R::InvalidArgument, "config.tombstone_retention_time"),
+        ),
+        (
             &["UpdateTopicRequest.config"],
             update,
             Refused(R::InvalidArgument, "config.max_batch_bytes"),
