@@ -135,7 +135,7 @@ pub struct PartitionSettings {
     /// Number of `CleanupPolicy`: 0 for delete, also in topics from before protocol version 7.
     #[prost(int32, tag = "9")]
     pub cleanup: i32,
-    /// None: [`TOMBSTONE_RETENTION_US_DEFAULT`].
+    /// None: a day.
     #[prost(uint64, optional, tag = "10")]
     pub tombstone_retention_us: Option<u64>,
 }
