@@ -50,8 +50,8 @@ end() {
     fi
     docker rm -f "$project-bench" >/dev/null 2>&1 || true
     # Its files belong to the containers' user.
-    [ ! -d "$work/tls" ] || docker run --rm --user 0 -v "$work:/work" "$HELIX_IMAGE" \
-        rm -rf /work/tls || true
+    [ ! -d "$work/tls" ] || docker run --rm --user 0 -v "$work:/mnt" "$HELIX_IMAGE" \
+        rm -rf /mnt/tls || true
     compose down -v >/dev/null 2>&1 || echo "compose-test: cannot remove $project" >&2
     rm -rf "$work"
     exit "$status"
