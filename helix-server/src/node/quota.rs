@@ -37,8 +37,6 @@ pub enum QuotaKind {
 }
 
 impl QuotaKind {
-    pub const ALL: [Self; 4] = [Self::BytesIn, Self::BytesOut, Self::Requests, Self::Connections];
-
     pub fn as_str(self) -> &'static str {
         match self {
             Self::BytesIn => "bytes_in",
