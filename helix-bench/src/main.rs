@@ -23,6 +23,7 @@ mod load;
 mod messages;
 mod meter;
 mod nodes;
+mod omb;
 mod output;
 mod payload;
 mod perf;
@@ -96,6 +97,7 @@ fn run(command: BenchCommand) -> Result<u8> {
         BenchCommand::Connections(args) => run_connections(&args),
         BenchCommand::Group(args) => run_group(&args),
         BenchCommand::Limit(args) => run_limit(&args),
+        BenchCommand::Omb(args) => omb::execute(&args, runtime),
         BenchCommand::Perf(args) => perf::execute(&args, runtime),
         BenchCommand::Wal(args) => run_wal(&args),
         BenchCommand::Ceiling(args) => {

@@ -177,7 +177,7 @@ mod tests {
     #[test]
     fn keys_follow_their_distribution() {
         let pool = MessagePool::random(1, 0.0, 1, 1).unwrap();
-        let keys = |keys, count| {
+        let keys = |keys: KeyDistribution, count: usize| {
             let mut source = pool.producer(3, keys, 1);
             let keys = (0..count).filter_map(move |_| source.next().0);
             keys.collect::<BTreeSet<_>>().len()

@@ -21,14 +21,14 @@ use crate::phase::FAILURES_IN_A_ROW_MAX;
 
 /// Sent records that wait to be watched by the task that notes acks.
 const UNWATCHED_MAX: usize = 4096;
-/// Buffers of all producers together, and the limits of one of them.
+/// Buffers of all clients together, and the limits of one of them.
 const BUFFERS_BYTES: usize = 256 << 20;
 const BUFFER_BYTES_MIN: usize = 256 << 10;
 const BUFFER_BYTES_MAX: usize = 32 << 20;
 
-/// Returns the bytes that each of this many producers may buffer.
-pub(crate) fn buffer_bytes(producers: usize) -> usize {
-    (BUFFERS_BYTES / producers.max(1)).clamp(BUFFER_BYTES_MIN, BUFFER_BYTES_MAX)
+/// Returns the bytes that each of this many producers or consumers may buffer.
+pub(crate) fn buffer_bytes(clients: usize) -> usize {
+    (BUFFERS_BYTES / clients.max(1)).clamp(BUFFER_BYTES_MIN, BUFFER_BYTES_MAX)
 }
 
 /// Sends the records of one producer.
