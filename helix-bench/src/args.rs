@@ -10,6 +10,8 @@ use serde::Serialize;
 
 use crate::connections::ConnectionsArgs;
 use crate::group::GroupBenchArgs;
+use crate::omb::OmbArgs;
+use crate::perf::PerfArgs;
 use crate::pubsub::PubsubArgs;
 use crate::rate_limit::RateLimitArgs;
 use crate::sequencer::SequencerArgs;
@@ -52,6 +54,10 @@ pub(crate) enum BenchCommand {
     Group(GroupBenchArgs),
     /// Find the highest rate whose p99 stays within a bound
     Limit(RateLimitArgs),
+    /// Run a workload file of the OpenMessaging Benchmark
+    Omb(OmbArgs),
+    /// Send records as Kafka's producer performance test
+    Perf(PerfArgs),
     /// Write to helix-wal directly, without network or Raft
     Wal(WalArgs),
     /// Run a load against a service that stores nothing

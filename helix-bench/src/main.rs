@@ -17,12 +17,16 @@ mod format;
 mod group;
 mod host;
 mod html;
+mod interval_meter;
 mod latency;
 mod load;
+mod messages;
 mod meter;
 mod nodes;
+mod omb;
 mod output;
 mod payload;
+mod perf;
 mod phase;
 mod progress;
 mod pubsub;
@@ -31,6 +35,7 @@ mod read;
 mod readback;
 mod report;
 mod sequencer;
+mod single_sends;
 mod stamp;
 mod table;
 mod target;
@@ -92,6 +97,8 @@ fn run(command: BenchCommand) -> Result<u8> {
         BenchCommand::Connections(args) => run_connections(&args),
         BenchCommand::Group(args) => run_group(&args),
         BenchCommand::Limit(args) => run_limit(&args),
+        BenchCommand::Omb(args) => omb::execute(&args, runtime),
+        BenchCommand::Perf(args) => perf::execute(&args, runtime),
         BenchCommand::Wal(args) => run_wal(&args),
         BenchCommand::Ceiling(args) => {
             at_least_one("--server-threads", args.server_threads)?;

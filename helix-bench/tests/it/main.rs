@@ -3,6 +3,8 @@
 
 #![allow(clippy::unwrap_used)] // Clippy does not treat test helpers as tests.
 
+mod field_formats;
+
 use std::path::Path;
 use std::process::{Command, Output};
 
