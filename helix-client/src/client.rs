@@ -206,7 +206,7 @@ impl<'a> CallAttempts<'a> {
             explained: None,
             wait: Duration::ZERO,
             // A call that waits on request is no sign of trouble.
-            pending: call.wait.is_zero().then(|| shared.config.pending.begin(call.name)).flatten(),
+            pending: call.wait.is_zero().then(|| shared.config.pending.begin(&call)).flatten(),
         }
     }
 
