@@ -82,7 +82,9 @@ fn main() -> ExitCode {
         CliCommand::Cert(command) => commands::cert::run(&global, command),
         CliCommand::Explain { reason } => explain::run(&global, reason.as_deref()),
         CliCommand::Cheat => cheat::run(),
-        CliCommand::Completions { shell } => completion::print_registration(*shell),
+        CliCommand::Completions { shell, program } => {
+            completion::print_registration(*shell, *program)
+        }
         command => on_runtime(&mut global, command, &mut needed_nodes),
     });
     let retry_hint = match &command {

@@ -72,6 +72,9 @@ fn prints_completions_for_shells() {
         let bare = call.replace('"', "");
         let is_call = completions.stdout.contains(&call) || completions.stdout.contains(&bare);
         assert!(is_call, "{shell}: {completions:?}");
+        let server = helix(&["completions", shell, "--program", "helix-server"], "");
+        assert_eq!(server.code, 0, "{server:?}");
+        assert!(server.stdout.contains("helix-server"), "{shell}: {server:?}");
     }
 }
 
@@ -90,4 +93,7 @@ fn completes_what_the_cluster_has() {
     assert_eq!(completed(&["group", "describe", "b"]).trim(), "billing");
     assert_eq!(completed(&["explain", "no_lea"]).trim(), "NO_LEADER");
     assert_eq!(completed(&["config", "explain", "listen_a"]).trim(), "listen_addr");
+    let mut server = command(&["--", "/usr/bin/helix-server", "--node-i"]);
+    server.env("COMPLETE", "fish");
+    assert!(outcome(server, "").stdout.starts_with("--node-id"));
 }
