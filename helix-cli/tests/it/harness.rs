@@ -60,6 +60,8 @@ pub(crate) fn command(args: &[&str]) -> Command {
 /// Removes the user's Helix settings from the environment.
 pub(crate) fn isolate(command: &mut Command) {
     command.env_remove("HELIX_ADDR").env_remove("NO_COLOR");
+    // Nodes create this topic.
+    command.env("HELIX_TOPIC", "default:4");
     command.env("XDG_CONFIG_HOME", concat!(env!("CARGO_TARGET_TMPDIR"), "/no-settings"));
 }
 
