@@ -1,6 +1,7 @@
 //! `helix`: the command line of Helix.
 //! Parses the arguments, runs one command, reports errors and sets the exit code.
 
+mod api_duration;
 mod args;
 mod backup;
 mod child_node;

@@ -28,7 +28,7 @@ moves_back_to new_records next_byte node_count obstacles out_of_order owned_coun
 partitions_led pid ratio reachable_nodes read ready_segments record_bytes records_per_sec \
 records_read reported_by restart_ms resumed_records revoked rule sampled_batches says_healthy \
 seconds segments shard_count shards_led stored_bytes streams sync_p50_us sync_p99_us target_count \
-throttled tls token_file torn_bytes uncertain_records unwritten_bytes uptime_seconds used_bytes \
+throttled tls token_file torn_bytes uncertain_records unwritten_bytes used_bytes \
 value_base64 variable wanted warnings what why write write_after";
 
 const INTRODUCTION: &str = "\
@@ -51,6 +51,7 @@ terminal. This page is generated from the program, and a test checks that it is 
 | `json` | one document. Keys are the field names of the API messages and are stable |
 | `jsonl` | a line for each element, for `jq`, `grep` and similar tools |
 
+Durations have the form of protobuf's JSON: `\"43200s\"`, `\"0.000340s\"`.
 `consume`, `tail` and `cluster health --watch` print one JSON document after the other. `--schema`
 prints the JSON Schema of a command's results, with that of errors under `$defs`, and exits. Below,
 a `?` marks fields that may be null or absent. `-q` prints only results and errors. Colours are used

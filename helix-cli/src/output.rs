@@ -16,7 +16,7 @@ use serde_json::{Map, Value};
 
 use crate::format::OutputFormat;
 use crate::style::Style;
-use crate::{schema, units};
+use crate::{api_duration, schema, units};
 
 /// Prints results to standard output.
 #[derive(Debug, Clone, Copy)]
@@ -27,10 +27,12 @@ pub(crate) struct Output {
 impl Output {
     /// Prints one result.
     pub(crate) fn show<T: Serialize + JsonSchema>(self, result: &T) -> anyhow::Result<()> {
-        let result = serde_json::to_value(result)?;
+        let mut result = serde_json::to_value(result)?;
+        let schema = (!self.format.is_json()).then(schema::of::<T>).unwrap_or_default();
+        api_duration::humanize(&mut result, &schema::duration_fields(&schema));
         let text = match self.format {
             OutputFormat::Table => {
-                let hidden = schema::wide_fields(&schema::of::<T>());
+                let hidden = schema::wide_fields(&schema);
                 let form = TableForm { hidden, drops_empty: true, ..TableForm::of_stdout() };
                 table(&result, &form)
             }
@@ -169,7 +171,7 @@ impl TableForm {
 }
 
 /// Headings of fields whose names are long.
-const HEADINGS: [(&str, &str); 26] = [
+const HEADINGS: [(&str, &str); 25] = [
     ("log_start_offset", "START"),
     ("high_watermark", "END"),
     ("partition_count", "PARTITIONS"),
@@ -191,10 +193,9 @@ const HEADINGS: [(&str, &str); 26] = [
     ("shards_led", "LEADS"),
     ("synced_index", "SYNCED"),
     ("committed_index", "COMMITTED"),
-    ("sync_p50_us", "P50 US"),
-    ("sync_p99_us", "P99 US"),
+    ("sync_p50", "P50"),
+    ("sync_p99", "P99"),
     ("fencing_token", "FENCE"),
-    ("uptime_seconds", "UPTIME S"),
     ("member_count", "MEMBERS"),
 ];
 

@@ -5,10 +5,10 @@ use anyhow::Context;
 use futures_util::{StreamExt, TryStreamExt, stream};
 use helix_client::proto::log::v1 as proto;
 use helix_client::{Client, NewTopic, ReadSource, TopicRef};
-use helix_proto::time;
 use schemars::JsonSchema;
 use serde::Serialize;
 
+use crate::api_duration::ApiDuration;
 use crate::args::{GlobalArgs, SettingChange, TopicCreateArgs, TopicSettings, TopicSubcommand};
 use crate::commands::compression_sample::{self, TopicCompression};
 use crate::commands::confirm::confirm;
@@ -191,7 +191,7 @@ pub(crate) struct TopicRow {
     /// Records between start and end offset; compaction by key may have removed some.
     record_count: u64,
     live_bytes: u64,
-    retention_time: Option<String>,
+    retention_time: Option<ApiDuration>,
     retention_bytes: Option<u64>,
     #[schemars(extend("x-wide" = true))]
     min_durability: &'static str,
@@ -244,7 +244,7 @@ pub(crate) struct TopicDescription {
 /// Settings of a topic; None means unlimited.
 #[derive(Debug, Serialize, JsonSchema)]
 struct Config {
-    retention_time: Option<String>,
+    retention_time: Option<ApiDuration>,
     retention_bytes: Option<u64>,
     max_batch_bytes: Option<u32>,
     max_record_bytes: Option<u32>,
@@ -311,9 +311,9 @@ impl From<proto::Topic> for TopicDescription {
 
 impl From<proto::TopicConfig> for Config {
     fn from(config: proto::TopicConfig) -> Self {
-        let retention_time = config.retention_time.and_then(|it| time::duration(it).ok());
+        let retention_time = config.retention_time.and_then(ApiDuration::new);
         Self {
-            retention_time: retention_time.filter(|time| !time.is_zero()).map(units::duration),
+            retention_time: retention_time.filter(|time| !time.is_zero()),
             retention_bytes: config.retention_bytes.filter(|bytes| *bytes > 0),
             max_batch_bytes: config.max_batch_bytes,
             max_record_bytes: config.max_record_bytes,
