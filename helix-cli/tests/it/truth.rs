@@ -132,6 +132,17 @@ fn removals_are_checked_and_confirmed() {
     for part in ["voters reachable", "needs --force", "2 nodes remain", "node 3 does not answer"] {
         assert!(obstacles.contains(part), "{part}: {obstacles}");
     }
+    let replace = ["cluster", "replace-node", "2", "--by", "9", "--peer-addr", "127.0.0.1:1"];
+    let alive = dev.run(&replace, "");
+    assert_eq!(alive.code, 4, "{alive:?}");
+    assert!(alive.stderr.contains("node 2 answers"), "{alive:?}");
+    let dry = dev.run(&[&replace[..], &["--dry-run", "-o", "json"]].concat(), "");
+    assert_eq!(dry.code, 4, "{dry:?}");
+    let obstacles = json(&dry.stdout)["obstacles"].to_string();
+    for part in ["cannot be reached", "voters reachable", "needs --force", "node 3 does not answer"]
+    {
+        assert!(obstacles.contains(part), "{part}: {obstacles}");
+    }
     let nodes = json(&dev.ok(&["cluster", "nodes", "-o", "json"]));
     assert_eq!(nodes.as_array().unwrap().len(), 3, "nothing was removed");
 }
