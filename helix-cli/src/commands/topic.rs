@@ -116,6 +116,7 @@ fn config(settings: &TopicSettings) -> (proto::TopicConfig, Vec<&'static str>) {
         min_durability: value(settings.min_durability).map_or(0, Into::into),
         default_durability: value(settings.default_durability).map_or(0, Into::into),
         allowed_compression: value(settings.compression).map_or(0, Into::into),
+        validate_records: value(settings.validate_records),
     };
     let given = [
         ("retention_time", settings.retention_time.is_some()),
@@ -125,6 +126,7 @@ fn config(settings: &TopicSettings) -> (proto::TopicConfig, Vec<&'static str>) {
         ("min_durability", settings.min_durability.is_some()),
         ("default_durability", settings.default_durability.is_some()),
         ("allowed_compression", settings.compression.is_some()),
+        ("validate_records", settings.validate_records.is_some()),
     ];
     let fields = given.into_iter().filter_map(|(field, is_given)| is_given.then_some(field));
     (config, fields.collect())
@@ -252,6 +254,8 @@ struct Config {
     default_durability: &'static str,
     /// Compressions that appends may use.
     allowed_compression: &'static str,
+    /// False if batches may have any content. None from nodes of earlier versions.
+    validate_records: Option<bool>,
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
@@ -320,6 +324,7 @@ impl From<proto::TopicConfig> for Config {
             min_durability: durability_name(config.min_durability()),
             default_durability: durability_name(config.default_durability()),
             allowed_compression: allowed_name(config.allowed_compression()),
+            validate_records: config.validate_records,
         }
     }
 }
@@ -365,6 +370,7 @@ mod tests {
         min_durability: None,
         default_durability: None,
         compression: None,
+        validate_records: None,
     };
 
     #[test]

@@ -385,6 +385,7 @@ impl ServerConfig {
             min_durability: 4,
             version: 0,
             allowed_compression: 0,
+            takes_any_records: false,
         }
     }
 }
