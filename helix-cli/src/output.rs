@@ -146,7 +146,7 @@ fn lines(result: &Value) -> String {
 const WIDTH_DEFAULT: usize = 80;
 
 /// Width below which a column is not cut.
-const CUT_WIDTH_MIN: usize = 16;
+pub(crate) const CUT_WIDTH_MIN: usize = 12;
 
 /// How tables are printed.
 #[derive(Debug, Clone, Default)]
@@ -171,7 +171,7 @@ impl TableForm {
 }
 
 /// Headings of fields whose names are long.
-const HEADINGS: [(&str, &str); 25] = [
+const HEADINGS: [(&str, &str); 37] = [
     ("log_start_offset", "START"),
     ("high_watermark", "END"),
     ("partition_count", "PARTITIONS"),
@@ -192,14 +192,26 @@ const HEADINGS: [(&str, &str); 25] = [
     ("is_reachable", "UP"),
     ("shards_led", "LEADS"),
     ("synced_index", "SYNCED"),
-    ("committed_index", "COMMITTED"),
+    ("committed_index", "COMMIT"),
     ("sync_p50", "P50"),
     ("sync_p99", "P99"),
     ("fencing_token", "FENCE"),
     ("member_count", "MEMBERS"),
+    ("draining", "DRAIN"),
+    ("bytes_in_per_second", "BYTES IN/S"),
+    ("bytes_out_per_second", "BYTES OUT/S"),
+    ("requests_per_second", "CALLS/S"),
+    ("connections_max", "MAX CONNS"),
+    ("connections", "CONNS"),
+    ("missing_offsets", "MISSING"),
+    ("new_records", "NEW"),
+    ("first_offset", "FIRST"),
+    ("next_offset", "NEXT"),
+    ("file_bytes", "FILE"),
+    ("backup_start_offset", "SAVED FROM"),
 ];
 
-fn heading(name: &str) -> String {
+pub(crate) fn heading(name: &str) -> String {
     let short = HEADINGS.iter().find(|(field, _)| *field == name);
     short.map_or_else(|| name.to_uppercase().replace('_', " "), |(_, short)| (*short).to_owned())
 }

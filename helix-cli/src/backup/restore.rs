@@ -62,6 +62,7 @@ pub(crate) struct RestoreRow {
     /// Offsets that the backup lacks, because they were deleted before they were copied
     missing_offsets: u64,
     /// Offset of the first record in the backup
+    #[schemars(extend("x-wide" = true))]
     backup_start_offset: u64,
     /// Offset of the same record in the restored topic
     first_offset: u64,

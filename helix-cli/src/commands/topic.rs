@@ -275,6 +275,7 @@ struct Partition {
 #[derive(Debug, Serialize, JsonSchema)]
 struct Leader {
     node_id: u64,
+    #[schemars(extend("x-wide" = true))]
     endpoint: String,
     #[schemars(extend("x-wide" = true))]
     term: u64,

@@ -40,9 +40,11 @@ pub(crate) struct NodeRow {
     node_id: u64,
     endpoint: String,
     is_reachable: bool,
+    #[schemars(extend("x-wide" = true))]
     version: Option<String>,
     draining: bool,
     shards_led: usize,
+    #[schemars(extend("x-wide" = true))]
     storage: Option<String>,
     #[schemars(extend("x-wide" = true))]
     sync_p50: Option<ApiDuration>,
@@ -75,6 +77,7 @@ pub(crate) struct ReplicaRow {
     applied_index: Option<u64>,
     /// Committed entries that this replica has not synced.
     lag: Option<u64>,
+    #[schemars(extend("x-wide" = true))]
     partition_count: Option<u32>,
     #[schemars(extend("x-wide" = true))]
     live_bytes: Option<u64>,
