@@ -36,7 +36,7 @@ pub(crate) fn of(reason: ErrorReason) -> ReasonText {
         R::NoLeader => text(
             "the shard has no leader",
             "an election is running, which takes about a second, or a majority of the shard's \
-             replicas is down",
+             replicas is down; a write that the last leader had received may still be applied",
             "helix cluster health   names the nodes that are needed\n\
              helix consume TOPIC --any-replica   reads committed records without a leader",
         ),

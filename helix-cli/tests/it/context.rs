@@ -42,7 +42,13 @@ fn context_selects_the_cluster_with_lowest_precedence() {
     let contexts = json(&run(None, &["context", "list", "-o", "json"]).stdout);
     let current: Vec<_> = contexts.as_array().unwrap().iter().map(|it| &it["is_current"]).collect();
     assert_eq!(current, [false, true], "{contexts}");
-    assert_eq!(run(None, &["context", "remove", "lab"]).code, 0);
+    let removed = run(None, &["context", "remove", "lab"]);
+    assert_eq!(removed.code, 0);
+    // The current context was removed: the program says what commands use now.
+    assert!(
+        removed.stderr.contains("no current context; commands use 127.0.0.1:9092"),
+        "{removed:?}"
+    );
     assert_eq!(run(None, &["context", "use", "lab"]).code, 3);
     assert_eq!(run(None, &["topic", "list", "--context", "lab"]).code, 3);
 }

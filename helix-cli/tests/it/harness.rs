@@ -219,6 +219,15 @@ impl DevProcess {
         self.child.wait().unwrap()
     }
 
+    /// Returns the names of the nodes' logs.
+    pub(crate) fn logs(&self) -> Vec<String> {
+        let entries = self.directory.path().join("data").read_dir().unwrap();
+        let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        let mut logs: Vec<_> = names.filter(|name| name.ends_with(".log")).collect();
+        logs.sort();
+        logs
+    }
+
     pub(crate) fn is_directory_removed(&self) -> bool {
         self.directory.path().read_dir().unwrap().next().is_none()
     }
