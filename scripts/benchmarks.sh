@@ -61,7 +61,8 @@ start() {
     for id in $(seq "$count"); do
         "$programs/helix-server" --node-id "$id" --data-dir "$work/$id" --admin-addr off \
             --listen-addr "127.0.0.1:$((port + id))" --peer-addr "127.0.0.1:$((port + 3 + id))" \
-            --default-retention-bytes 512MiB --memory-limit 3GiB "${peers[@]}" "$@" \
+            --default-retention-bytes 512MiB --memory-limit 3GiB --topic default:4 \
+            "${peers[@]}" "$@" \
             2> "$work/$id.log" &
         nodes+=($!)
         echo $! > "$work/pid.$id"

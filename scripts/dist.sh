@@ -26,7 +26,10 @@ cp packaging/helix-server.service packaging/server.toml "$out/"
 # The programs of another platform do not run here.
 if "$out/helix" --version >/dev/null 2>&1; then
     for shell in bash zsh fish; do
-        "$out/helix" completions "$shell" > "$out/completions/helix.$shell"
+        for program in helix helix-server; do
+            "$out/helix" completions "$shell" --program "$program" \
+                > "$out/completions/$program.$shell"
+        done
     done
 fi
 cargo tree --locked --target "$target" -e normal --prefix none -p helix-server -p helix-cli \

@@ -20,6 +20,7 @@ mod wal;
 use clap::{CommandFactory, Parser, Subcommand};
 use clap_complete::Shell;
 
+use crate::completion::CompletedProgram;
 use crate::{completion, context as contexts, exit};
 pub(crate) use access::{AclChangeArgs, AclSubcommand, TokenSubcommand, rule_text};
 pub(crate) use backup::{BackupArgs, BackupSubcommand, RestoreArgs};
@@ -141,6 +142,9 @@ pub(crate) enum CliCommand {
     Completions {
         /// Shell
         shell: Shell,
+        /// Program whose words are completed
+        #[arg(long, value_enum, default_value_t)]
+        program: CompletedProgram,
     },
     /// Print the versions of this program and the nodes
     Version,
@@ -158,7 +162,8 @@ empty. Offsets start at 0 in the restored topic, unless --keep-offsets is given.
 new; keys, values, headers and event times are preserved.";
 
 const COMPLETIONS: &str = "\
-Completes commands and flags, and topics, groups and contexts as they are.
+Completes commands and flags, and topics, groups and contexts as they are. With --program
+helix-server, completes the flags of a node; `helix` must be installed next to it.
 
 Installation:
   helix completions bash > ~/.local/share/bash-completion/completions/helix

@@ -1,16 +1,18 @@
 //! Completion in shells. The shell calls this program for each completion, so that names come from
-//! the cluster: topics, groups and contexts as they are.
+//! the cluster: topics, groups and contexts as they are. It also completes for `helix-server`.
 
 use std::ffi::OsStr;
 use std::future::Future;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::Context;
-use clap::{CommandFactory, ValueEnum};
+use clap::{Args, Command, CommandFactory, ValueEnum};
 use clap_complete::engine::{ArgValueCompleter, CompletionCandidate};
 use clap_complete::env::Shells;
 use clap_complete::{CompleteEnv, Shell};
 use helix_client::{Client, Config, TokenSource};
+use helix_server::config::Flags;
 
 use crate::args::Cli;
 use crate::commands::explain;
@@ -23,19 +25,55 @@ const VARIABLE: &str = "COMPLETE";
 /// Limit of a question to the cluster; a person waits for it.
 const ANSWER_MAX: Duration = Duration::from_millis(500);
 
-/// Completes and ends the process, if a shell asks for it.
-pub(crate) fn complete_if_asked() {
-    CompleteEnv::with_factory(Cli::command).var(VARIABLE).complete();
+/// A program whose words `helix` completes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum CompletedProgram {
+    #[default]
+    Helix,
+    HelixServer,
 }
 
-/// Prints the code that registers the completion in a shell.
-pub(crate) fn print_registration(shell: Shell) -> anyhow::Result<()> {
+impl CompletedProgram {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Helix => "helix",
+            Self::HelixServer => "helix-server",
+        }
+    }
+
+    fn command(self) -> Command {
+        match self {
+            Self::Helix => Cli::command(),
+            Self::HelixServer => {
+                let version = env!("CARGO_PKG_VERSION");
+                Flags::augment_args(Command::new(self.name()).version(version))
+            }
+        }
+    }
+}
+
+/// Completes and ends the process, if a shell asks for it.
+pub(crate) fn complete_if_asked() {
+    // The words to complete follow `--`, the program first.
+    let factory = || {
+        let mut words = std::env::args_os().skip_while(|word| word != "--").skip(1);
+        let program = words.next().map(PathBuf::from).unwrap_or_default();
+        let server = CompletedProgram::HelixServer;
+        let is_server = program.file_name() == Some(OsStr::new(server.name()));
+        if is_server { server.command() } else { CompletedProgram::Helix.command() }
+    };
+    CompleteEnv::with_factory(factory).var(VARIABLE).complete();
+}
+
+/// Prints the code that registers the completion of a program in a shell.
+pub(crate) fn print_registration(shell: Shell, program: CompletedProgram) -> anyhow::Result<()> {
     let name = shell.to_possible_value().map(|value| value.get_name().to_owned());
     let name = name.unwrap_or_default();
     let shells = Shells::builtins();
     let completer = shells.completer(&name).context("the shell has no completion")?;
     let mut code = Vec::new();
-    let written = completer.write_registration(VARIABLE, "helix", "helix", "helix", &mut code);
+    let words_of = program.name();
+    let written = completer.write_registration(VARIABLE, words_of, words_of, "helix", &mut code);
     written.context("write the completion")?;
     output::write(&code).context("print the completion")
 }

@@ -1,6 +1,7 @@
 //! `helix`: the command line of Helix.
 //! Parses the arguments, runs one command, reports errors and sets the exit code.
 
+mod api_duration;
 mod args;
 mod backup;
 mod child_node;
@@ -10,6 +11,7 @@ mod completion;
 mod compression;
 mod connect;
 mod context;
+mod deadline;
 mod demo;
 mod dev;
 mod durability;
@@ -37,11 +39,10 @@ mod wait_notes;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::Duration;
 
 use anyhow::Context;
 use clap::Parser;
-use helix_client::TokenSource;
+use helix_client::{PendingCalls, TokenSource};
 
 use args::{Cli, CliCommand, ClusterSubcommand, GlobalArgs};
 use commands::{
@@ -55,9 +56,6 @@ use wait_notes::WaitNotes;
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
-
-/// Time after --timeout in which a command may still report its own error.
-const TIMEOUT_GRACE: Duration = Duration::from_millis(300);
 
 fn main() -> ExitCode {
     completion::complete_if_asked();
@@ -85,7 +83,9 @@ fn main() -> ExitCode {
         CliCommand::Cert(command) => commands::cert::run(&global, command),
         CliCommand::Explain { reason } => explain::run(&global, reason.as_deref()),
         CliCommand::Cheat => cheat::run(),
-        CliCommand::Completions { shell } => completion::print_registration(*shell),
+        CliCommand::Completions { shell, program } => {
+            completion::print_registration(*shell, *program)
+        }
         command => on_runtime(&mut global, command, &mut needed_nodes),
     });
     let retry_hint = match &command {
@@ -182,6 +182,9 @@ fn on_runtime(
         CliCommand::Consume(args) if args.group.is_some() => interrupt::LEAVE_MAX,
         _ => interrupt::CANCEL_MAX,
     });
+    if global.timeout.is_some() {
+        global.pending = PendingCalls::watched();
+    }
     let outcome = runtime.block_on(async {
         // The view of `helix top` fills the terminal.
         let notes = (!matches!(command, CliCommand::Top(_))).then(|| WaitNotes::start(global));
@@ -216,15 +219,7 @@ async fn run_within(global: &GlobalArgs, command: &CliCommand) -> anyhow::Result
     let Some(limit) = global.timeout.filter(|_| !has_own_limit) else {
         return run(global, command).await;
     };
-    // The client gives up first, and its error says more.
-    match tokio::time::timeout(limit + TIMEOUT_GRACE, run(global, command)).await {
-        Ok(outcome) => outcome,
-        Err(_) => {
-            let what = format!("not done after {}", units::duration(limit));
-            let failure = CliError::new(Exit::Unavailable, what).why("--timeout has passed");
-            Err(failure.hint("helix cluster health").into())
-        }
-    }
+    deadline::within(limit, &global.pending, run(global, command)).await
 }
 
 async fn run(global: &GlobalArgs, command: &CliCommand) -> anyhow::Result<()> {

@@ -1,7 +1,7 @@
 //! Generates docs/cli.md from the clap definitions and the result schemas, and tests that the file
 //! is current. `HELIX_BLESS=1` writes the file.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
 use clap::{Arg, ArgAction, Command, CommandFactory};
@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use crate::args::Cli;
 use crate::commands::explain;
-use crate::{context, exit, position, result_schemas, schema, template};
+use crate::{context, exit, output, position, result_schemas, schema, template};
 
 const PATH: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/cli.md");
 
@@ -28,7 +28,7 @@ moves_back_to new_records next_byte node_count obstacles out_of_order owned_coun
 partitions_led pid ratio reachable_nodes read ready_segments record_bytes records_per_sec \
 records_read reported_by restart_ms resumed_records revoked rule sampled_batches says_healthy \
 seconds segments shard_count shards_led stored_bytes streams sync_p50_us sync_p99_us target_count \
-throttled tls token_file torn_bytes uncertain_records unwritten_bytes uptime_seconds used_bytes \
+throttled tls token_file torn_bytes uncertain_records unwritten_bytes used_bytes \
 value_base64 variable wanted warnings what why write write_after";
 
 const INTRODUCTION: &str = "\
@@ -51,6 +51,7 @@ terminal. This page is generated from the program, and a test checks that it is 
 | `json` | one document. Keys are the field names of the API messages and are stable |
 | `jsonl` | a line for each element, for `jq`, `grep` and similar tools |
 
+Durations have the form of protobuf's JSON: `\"43200s\"`, `\"0.000340s\"`.
 `consume`, `tail` and `cluster health --watch` print one JSON document after the other. `--schema`
 prints the JSON Schema of a command's results, with that of errors under `$defs`, and exits. Below,
 a `?` marks fields that may be null or absent. `-q` prints only results and errors. Colours are used
@@ -295,6 +296,80 @@ fn result_keys_are_api_field_names_or_listed() {
     assert!(unknown.is_empty(), "keys that are neither in the API nor listed: {unknown:?}");
     let unused: Vec<_> = own.iter().filter(|key| !keys.contains(**key)).collect();
     assert!(unused.is_empty(), "listed keys without a result: {unused:?}");
+}
+
+/// Usual width of a value, as a table shows it.
+fn usual_width(name: &str, field: &Value) -> usize {
+    let is = |kind: &str| {
+        field["type"] == kind
+            || field["type"].as_array().is_some_and(|types| types.contains(&kind.into()))
+    };
+    match name {
+        _ if field["x-duration"] == true || name.ends_with("_bytes") => 8,
+        "kind" => 8,
+        "role" | "state" | "status" => 11,
+        "leader" => 4,
+        _ if name.ends_with("_id") => 4,
+        _ if is("integer") => 7,
+        _ if is("boolean") || is("array") => 5,
+        // A long text is cut, but not below this width.
+        _ => output::CUT_WIDTH_MIN,
+    }
+}
+
+/// Returns the width of the default table of rows of this schema; `None` if the rows contain lists,
+/// which are printed one after the other.
+fn table_width(rows: &Value) -> Option<usize> {
+    let mut width = 0;
+    for (name, field) in rows["properties"].as_object()? {
+        let (inner, _) = not_null(field);
+        if field["x-wide"] == true {
+            continue;
+        }
+        width += match inner {
+            list if list["items"]["properties"].is_object() => return None,
+            object if object["properties"].is_object() => table_width(object)?,
+            leaf => output::heading(name).len().max(usual_width(name, leaf)),
+        };
+        width += 2;
+    }
+    Some(width.saturating_sub(2))
+}
+
+#[test]
+fn tables_fit_80_columns() {
+    let mut count = 0;
+    for command in commands(&[], &Cli::command()) {
+        let Some(found) = result_schemas::schema(&command) else { continue };
+        let mut lists = vec![&found];
+        lists
+            .extend(found["properties"].as_object().into_iter().flat_map(|fields| fields.values()));
+        for rows in lists.into_iter().map(|list| &not_null(list).0["items"]) {
+            let Some(width) = table_width(rows) else { continue };
+            assert!(width <= 80, "the table of helix {command} has {width} columns: {rows}");
+            count += 1;
+        }
+    }
+    assert!(count > 15, "{count}");
+}
+
+#[test]
+fn short_flags_have_one_meaning() {
+    let mut meanings: BTreeMap<char, BTreeSet<String>> = BTreeMap::new();
+    let mut commands = vec![Cli::command()];
+    while let Some(command) = commands.pop() {
+        for arg in command.get_arguments() {
+            if let (Some(short), Some(long)) = (arg.get_short(), arg.get_long()) {
+                // `produce` writes to one partition, other commands read several.
+                let long = if long == "partition" { "partitions" } else { long };
+                meanings.entry(short).or_default().insert(long.to_owned());
+            }
+        }
+        commands.extend(command.get_subcommands().cloned());
+    }
+    let several: Vec<_> = meanings.iter().filter(|(_, longs)| longs.len() > 1).collect();
+    assert!(several.is_empty(), "{several:?}");
+    assert!(meanings.len() >= 8, "{meanings:?}");
 }
 
 #[test]

@@ -16,7 +16,7 @@ use serde_json::{Map, Value};
 
 use crate::format::OutputFormat;
 use crate::style::Style;
-use crate::{schema, units};
+use crate::{api_duration, schema, units};
 
 /// Prints results to standard output.
 #[derive(Debug, Clone, Copy)]
@@ -27,10 +27,12 @@ pub(crate) struct Output {
 impl Output {
     /// Prints one result.
     pub(crate) fn show<T: Serialize + JsonSchema>(self, result: &T) -> anyhow::Result<()> {
-        let result = serde_json::to_value(result)?;
+        let mut result = serde_json::to_value(result)?;
+        let schema = (!self.format.is_json()).then(schema::of::<T>).unwrap_or_default();
+        api_duration::humanize(&mut result, &schema::duration_fields(&schema));
         let text = match self.format {
             OutputFormat::Table => {
-                let hidden = schema::wide_fields(&schema::of::<T>());
+                let hidden = schema::wide_fields(&schema);
                 let form = TableForm { hidden, drops_empty: true, ..TableForm::of_stdout() };
                 table(&result, &form)
             }
@@ -144,7 +146,7 @@ fn lines(result: &Value) -> String {
 const WIDTH_DEFAULT: usize = 80;
 
 /// Width below which a column is not cut.
-const CUT_WIDTH_MIN: usize = 16;
+pub(crate) const CUT_WIDTH_MIN: usize = 12;
 
 /// How tables are printed.
 #[derive(Debug, Clone, Default)]
@@ -169,7 +171,7 @@ impl TableForm {
 }
 
 /// Headings of fields whose names are long.
-const HEADINGS: [(&str, &str); 26] = [
+const HEADINGS: [(&str, &str); 37] = [
     ("log_start_offset", "START"),
     ("high_watermark", "END"),
     ("partition_count", "PARTITIONS"),
@@ -190,15 +192,26 @@ const HEADINGS: [(&str, &str); 26] = [
     ("is_reachable", "UP"),
     ("shards_led", "LEADS"),
     ("synced_index", "SYNCED"),
-    ("committed_index", "COMMITTED"),
-    ("sync_p50_us", "P50 US"),
-    ("sync_p99_us", "P99 US"),
+    ("committed_index", "COMMIT"),
+    ("sync_p50", "P50"),
+    ("sync_p99", "P99"),
     ("fencing_token", "FENCE"),
-    ("uptime_seconds", "UPTIME S"),
     ("member_count", "MEMBERS"),
+    ("draining", "DRAIN"),
+    ("bytes_in_per_second", "BYTES IN/S"),
+    ("bytes_out_per_second", "BYTES OUT/S"),
+    ("requests_per_second", "CALLS/S"),
+    ("connections_max", "MAX CONNS"),
+    ("connections", "CONNS"),
+    ("missing_offsets", "MISSING"),
+    ("new_records", "NEW"),
+    ("first_offset", "FIRST"),
+    ("next_offset", "NEXT"),
+    ("file_bytes", "FILE"),
+    ("backup_start_offset", "SAVED FROM"),
 ];
 
-fn heading(name: &str) -> String {
+pub(crate) fn heading(name: &str) -> String {
     let short = HEADINGS.iter().find(|(field, _)| *field == name);
     short.map_or_else(|| name.to_uppercase().replace('_', " "), |(_, short)| (*short).to_owned())
 }

@@ -36,7 +36,7 @@ pub(crate) fn of(reason: ErrorReason) -> ReasonText {
         R::NoLeader => text(
             "the shard has no leader",
             "an election is running, which takes about a second, or a majority of the shard's \
-             replicas is down",
+             replicas is down; a write that the last leader had received may still be applied",
             "helix cluster health   names the nodes that are needed\n\
              helix consume TOPIC --any-replica   reads committed records without a leader",
         ),
@@ -122,14 +122,16 @@ pub(crate) fn of(reason: ErrorReason) -> ReasonText {
              helix topic alter TOPIC --max-batch-bytes 8MiB",
         ),
         R::CorruptBatch => text(
-            "the batch does not match its checksum",
-            "it was damaged in transit, or the client computes the checksum differently",
-            "retry; if that fails too, compare the client with docs/api.md, \"Batches\"",
+            "the batch does not match its checksum, or its content is not records",
+            "it was damaged in transit, or the client builds batches differently",
+            "retry; if that fails too, compare the client with docs/api.md, \"Batches\"\n\
+             helix topic alter TOPIC --validate-records off   takes any content",
         ),
         R::UndecodableBatch => text(
             "the content of a batch is not records; nothing is damaged",
-            "a producer wrote other bytes than records, with the right checksum",
+            "a producer wrote other bytes than records, to a topic that does not validate them",
             "helix consume TOPIC --skip-undecodable   reads all other records\n\
+             helix topic alter TOPIC --validate-records on   rejects such batches\n\
              correct the producer; docs/clients.md has test vectors",
         ),
         R::CorruptLog => text(

@@ -362,6 +362,13 @@ error: read orders: offset 12 is above the end (OFFSET_OUT_OF_RANGE)
     }
 
     #[test]
+    fn peer_port_is_named_as_a_possible_cause() {
+        let error = ClientError::from(Status::unimplemented("no such method"));
+        let text = render(&anyhow::Error::new(error), &context(), Style::PLAIN);
+        assert!(text.contains("the peer port of a node instead of its client port"), "{text}");
+    }
+
+    #[test]
     fn moved_or_missing_leader_is_explained() {
         let leader = LeaderHint { node_id: 3, endpoint: "n3:9092".to_owned(), term: 4 };
         let detail = ErrorDetail { leader: Some(leader), ..wire::detail(ErrorReason::NotLeader) };

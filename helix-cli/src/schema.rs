@@ -10,6 +10,9 @@ use serde_json::Value;
 /// Marks a field shown only by `-o wide` and JSON: `#[schemars(extend("x-wide" = true))]`.
 const WIDE: &str = "x-wide";
 
+/// Marks a field that is a duration of the API.
+const DURATION: &str = "x-duration";
+
 /// Returns the schema of `T`, without references.
 pub(crate) fn of<T: JsonSchema>() -> Value {
     let settings = SchemaSettings::draft2020_12().for_serialize();
@@ -22,9 +25,18 @@ pub(crate) fn of<T: JsonSchema>() -> Value {
 
 /// Returns the names of the fields that a table hides. A name has one meaning in a whole result.
 pub(crate) fn wide_fields(schema: &Value) -> BTreeSet<String> {
+    marked_fields(schema, WIDE)
+}
+
+/// Returns the names of the fields that are durations.
+pub(crate) fn duration_fields(schema: &Value) -> BTreeSet<String> {
+    marked_fields(schema, DURATION)
+}
+
+fn marked_fields(schema: &Value, mark: &str) -> BTreeSet<String> {
     let mut names = BTreeSet::new();
     visit(schema, &mut |name, field| {
-        if field[WIDE] == Value::Bool(true) {
+        if field[mark] == Value::Bool(true) {
             names.insert(name.to_owned());
         }
     });

@@ -1,6 +1,7 @@
 //! Terminal colours of labels and states. Disabled where the output is no terminal, NO_COLOR is set
 //! or TERM is `dumb`.
 
+use std::ffi::OsString;
 use std::io::{IsTerminal, stderr, stdout};
 
 /// Texts that say that something is wrong.
@@ -25,12 +26,12 @@ impl Style {
 
     /// Returns the style of standard error.
     pub(crate) fn of_stderr() -> Self {
-        Self { is_coloured: stderr().is_terminal() && is_colour_allowed() }
+        Self { is_coloured: stderr().is_terminal() && is_colour_allowed(variable) }
     }
 
     /// Returns the style of standard output.
     pub(crate) fn of_stdout() -> Self {
-        Self { is_coloured: stdout().is_terminal() && is_colour_allowed() }
+        Self { is_coloured: stdout().is_terminal() && is_colour_allowed(variable) }
     }
 
     pub(crate) fn error(self, text: &str) -> String {
@@ -59,8 +60,27 @@ impl Style {
     }
 }
 
-fn is_colour_allowed() -> bool {
-    let is_set = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
-    let is_dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
-    !is_set("NO_COLOR") && !is_dumb
+fn variable(name: &str) -> Option<OsString> {
+    std::env::var_os(name)
+}
+
+/// Returns true unless the environment turns colours off.
+fn is_colour_allowed(variable: impl Fn(&str) -> Option<OsString>) -> bool {
+    let is_off = variable("NO_COLOR").is_some_and(|value| !value.is_empty());
+    let is_dumb = variable("TERM").is_some_and(|term| term == "dumb");
+    !is_off && !is_dumb
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn environment_turns_colours_off() {
+        let allows = |set: &'static str, value: &'static str| {
+            is_colour_allowed(move |name| (name == set).then(|| value.into()))
+        };
+        assert!(allows("TERM", "xterm") && allows("NO_COLOR", ""));
+        assert!(!allows("NO_COLOR", "1") && !allows("TERM", "dumb"));
+    }
 }

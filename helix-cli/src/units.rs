@@ -174,6 +174,10 @@ mod tests {
         assert_eq!(count(0), "0");
         assert_eq!(count(999), "999");
         assert_eq!(count(1_000_000), "1,000,000");
+        assert_eq!(
+            [0, 1, 2].map(|it| counted(it, "record")),
+            ["0 records", "1 record", "2 records"]
+        );
         for (size, text) in [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (64 << 20, "64 MiB")]
         {
             assert_eq!(bytes(size), text);

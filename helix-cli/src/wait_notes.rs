@@ -26,8 +26,10 @@ impl WaitNotes {
         if global.quiet || !stderr().is_terminal() {
             return Self(None);
         }
-        let pending = PendingCalls::watched();
-        global.pending = pending.clone();
+        if !global.pending.is_watched() {
+            global.pending = PendingCalls::watched();
+        }
+        let pending = global.pending.clone();
         let addr = global.addr.join(",");
         Self(Some(tokio::spawn(async move {
             loop {
@@ -90,7 +92,8 @@ mod tests {
     fn note_is_due_after_two_seconds_and_names_the_shard() {
         let detail = wire::detail(ErrorReason::NoLeader);
         let error = Error::from(wire::to_status(&detail, "shard 1 has no leader; retry", None));
-        let call = PendingCall { name: "append", since: Instant::now(), last_error: Some(error) };
+        let (name, since, is_change) = ("append", Instant::now(), true);
+        let call = PendingCall { name, since, is_change, last_error: Some(error) };
         let seconds = Duration::from_secs;
         assert_eq!(note_of(&call, seconds(1), "n1:9092"), None);
         let expected = "waiting for a leader of shard 1 (8 s, ctrl-c to stop)";

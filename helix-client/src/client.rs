@@ -206,7 +206,7 @@ impl<'a> CallAttempts<'a> {
             explained: None,
             wait: Duration::ZERO,
             // A call that waits on request is no sign of trouble.
-            pending: call.wait.is_zero().then(|| shared.config.pending.begin(call.name)).flatten(),
+            pending: call.wait.is_zero().then(|| shared.config.pending.begin(&call)).flatten(),
         }
     }
 
@@ -349,5 +349,26 @@ impl<'a> CallAttempts<'a> {
             _ => error,
         };
         error.with_may_have_applied(may_have_applied)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn first_reason_of_a_call_is_kept() {
+        let client = Client::new(Config::new(["127.0.0.1:1"])).unwrap();
+        let mut attempts =
+            CallAttempts::new(&client.shared, CallSpec::new("append", Repeat::Always));
+        let no_leader = || Error::known(ErrorReason::NoLeader, "shard 1 has no leader");
+        attempts.judge(no_leader(), None).unwrap();
+        let error = attempts.conclude(Error::timed_out("append"));
+        assert!(error.is(ErrorReason::NoLeader) && error.may_have_applied, "{error}");
+        let message = "shard 1 has no leader; the last attempt: append timed out";
+        assert_eq!(error.message, message);
+        // A later reason is as good as the first.
+        let unknown = Error::known(ErrorReason::OutcomeUnknown, "the leader is gone");
+        assert!(attempts.conclude(unknown).is(ErrorReason::OutcomeUnknown));
     }
 }

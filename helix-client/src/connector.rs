@@ -30,7 +30,7 @@ pub(crate) struct ClientTls {
 }
 
 impl ClientTls {
-    /// Reads the files.
+    /// Reads the files. This blocks, once for each client, so that a wrong file fails at the start.
     ///
     /// # Errors
     /// `INVALID_ARGUMENT` if a file cannot be read or is not valid.
@@ -50,7 +50,7 @@ impl ClientTls {
         tcp: TcpStream,
         host: &str,
     ) -> std::result::Result<TlsSocket<TcpStream>, HandshakeError> {
-        self.connector.store().refresh_if_older(FILES_AGE_MAX);
+        self.connector.store().refresh_if_older(FILES_AGE_MAX).await;
         self.connector.connect(tcp, self.server_name.as_deref().unwrap_or(host)).await
     }
 }

@@ -3,9 +3,12 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use helix_proto::log::v1::ErrorReason;
 use tokio::time::Instant;
 
+use crate::client::CallSpec;
 use crate::error::Error;
+use crate::retry::Repeat;
 
 /// The calls of a client that are in progress. Clones share them. The default is off.
 #[derive(Debug, Clone, Default)]
@@ -18,7 +21,10 @@ pub struct PendingCall {
     pub name: &'static str,
     /// Start of the call.
     pub since: Instant,
-    /// Failure of the last attempt, if one has failed.
+    /// The call may change something. Its outcome is open until it ends.
+    pub is_change: bool,
+    /// Failure of the last attempt, if one has failed; the last one with a reason of the service, if
+    /// there is one.
     pub last_error: Option<Error>,
 }
 
@@ -41,6 +47,11 @@ impl PendingCalls {
         Self(Some(Arc::default()))
     }
 
+    /// Returns true if calls are registered.
+    pub fn is_watched(&self) -> bool {
+        self.0.is_some()
+    }
+
     /// Returns the call that is in progress for the longest time.
     pub fn longest(&self) -> Option<PendingCall> {
         let table = lock(self.0.as_ref()?);
@@ -48,13 +59,27 @@ impl PendingCalls {
         table.calls.values().next().cloned()
     }
 
+    /// Returns the error of a caller that stops to wait for its calls: the failure that says most,
+    /// or a timeout if none has failed. None if no call is in progress.
+    pub fn abandon(&self) -> Option<Error> {
+        let table = lock(self.0.as_ref()?);
+        let longest = table.calls.values().next()?;
+        let failures = || table.calls.values().filter_map(|call| call.last_error.as_ref());
+        let explained = failures().find(|error| is_explained(error));
+        let error = explained.or_else(|| failures().next()).cloned();
+        let error = error.unwrap_or_else(|| Error::timed_out(longest.name));
+        Some(error.with_may_have_applied(table.calls.values().any(|call| call.is_change)))
+    }
+
     /// Registers a call, if this table is on.
-    pub(crate) fn begin(&self, name: &'static str) -> Option<PendingGuard> {
+    pub(crate) fn begin(&self, call: &CallSpec) -> Option<PendingGuard> {
         let shared = self.0.as_ref()?;
         let mut table = lock(shared);
         let id = table.next_id;
         table.next_id += 1;
-        let call = PendingCall { name, since: Instant::now(), last_error: None };
+        let is_change = call.repeat != Repeat::Read;
+        let since = Instant::now();
+        let call = PendingCall { name: call.name, since, is_change, last_error: None };
         table.calls.insert(id, call);
         Some(PendingGuard { table: shared.clone(), id })
     }
@@ -64,7 +89,10 @@ impl PendingGuard {
     /// Records the failure of an attempt.
     pub(crate) fn on_failure(&self, error: &Error) {
         if let Some(call) = lock(&self.table).calls.get_mut(&self.id) {
-            call.last_error = Some(error.clone());
+            // A timeout or a broken connection says less than the failure before it.
+            if is_explained(error) || !call.last_error.as_ref().is_some_and(is_explained) {
+                call.last_error = Some(error.clone());
+            }
         }
     }
 }
@@ -73,6 +101,12 @@ impl Drop for PendingGuard {
     fn drop(&mut self) {
         lock(&self.table).calls.remove(&self.id);
     }
+}
+
+/// Returns true if the service gave a reason that a later failure should not hide. A leader that
+/// has moved is no reason to fail.
+fn is_explained(error: &Error) -> bool {
+    error.reason.is_some_and(|reason| reason != ErrorReason::NotLeader)
 }
 
 fn lock(table: &Mutex<PendingTable>) -> std::sync::MutexGuard<'_, PendingTable> {
@@ -86,11 +120,15 @@ mod tests {
 
     use super::*;
 
+    fn read(name: &'static str) -> CallSpec {
+        CallSpec::new(name, Repeat::Read)
+    }
+
     #[test]
     fn longest_call_is_the_first_that_has_not_ended() {
         let pending = PendingCalls::watched();
-        let first = pending.begin("one").unwrap();
-        let second = pending.begin("two").unwrap();
+        let first = pending.begin(&read("one")).unwrap();
+        let second = pending.begin(&read("two")).unwrap();
         first.on_failure(&Error::client(Code::Unavailable, "down"));
         let longest = pending.longest().unwrap();
         assert_eq!((longest.name, longest.last_error.unwrap().message.as_str()), ("one", "down"));
@@ -98,6 +136,24 @@ mod tests {
         assert_eq!(pending.longest().unwrap().name, "two");
         drop(second);
         assert!(pending.longest().is_none());
-        assert!(PendingCalls::default().begin("one").is_none());
+        assert!(PendingCalls::default().begin(&read("one")).is_none());
+    }
+
+    #[test]
+    fn caller_that_stops_to_wait_learns_the_reason() {
+        let pending = PendingCalls::watched();
+        assert!(pending.abandon().is_none());
+        let first = pending.begin(&read("one")).unwrap();
+        let error = pending.abandon().unwrap();
+        assert_eq!((error.code, error.may_have_applied), (Code::DeadlineExceeded, false));
+        first.on_failure(&Error::client(Code::Unavailable, "down"));
+        assert_eq!(pending.abandon().unwrap().message, "down");
+        let second = pending.begin(&CallSpec::new("two", Repeat::Always)).unwrap();
+        second.on_failure(&Error::known(ErrorReason::NoLeader, "no leader"));
+        second.on_failure(&Error::timed_out("two"));
+        let error = pending.abandon().unwrap();
+        assert!(error.is(ErrorReason::NoLeader) && error.may_have_applied, "{error}");
+        drop((first, second));
+        assert!(pending.abandon().is_none());
     }
 }

@@ -6,6 +6,7 @@ use std::ops::Range;
 
 use bytes::{BufMut, Bytes, BytesMut};
 use prost::Message;
+use prost::encoding::{WireType, decode_key, decode_varint};
 
 use crate::compression::{self, BatchCodec, DecompressError};
 use crate::log::v1::{Compression, EncodedBatch, Record, RecordList};
@@ -158,20 +159,102 @@ pub enum DecodeError {
 /// # Errors
 /// The first violation and its position.
 pub fn scan(payload: &[u8], expected: u32, record_bytes_max: usize) -> Result<(), ScanError> {
+    scan_with(payload, expected, record_bytes_max, |_| true)
+}
+
+/// Like [`scan`], and checks that each record decodes as a [`Record`].
+///
+/// Skips keys and values, and allocates nothing. Unknown fields are accepted, except groups, which
+/// proto3 does not have.
+///
+/// # Errors
+/// As [`scan`], and [`ScanError::NotARecord`].
+pub fn scan_records(
+    payload: &[u8],
+    expected: u32,
+    record_bytes_max: usize,
+) -> Result<(), ScanError> {
+    scan_with(payload, expected, record_bytes_max, is_record)
+}
+
+fn scan_with(
+    payload: &[u8],
+    expected: u32,
+    record_bytes_max: usize,
+    is_valid: impl Fn(&[u8]) -> bool,
+) -> Result<(), ScanError> {
     if expected == 0 {
         return Err(ScanError::Empty);
     }
     let mut walk = walk(payload, record_bytes_max);
     for found in 0..expected {
-        match walk.next() {
-            Some(record) => record?,
-            None => return Err(ScanError::TooFew { expected, found }),
-        };
+        let record = walk.next().ok_or(ScanError::TooFew { expected, found })??;
+        let byte = record.start;
+        if !is_valid(&payload[record]) {
+            return Err(ScanError::NotARecord { record: found, byte });
+        }
     }
     if walk.position < payload.len() {
         return Err(ScanError::TooMany { expected, byte: walk.position });
     }
     Ok(())
+}
+
+/// Returns true if the bytes are a serialized [`Record`].
+fn is_record(bytes: &[u8]) -> bool {
+    all_fields(bytes, |field, wire_type, content| match (field, wire_type) {
+        // Key and value.
+        (1 | 2, wire_type) => wire_type == WireType::LengthDelimited,
+        (3, WireType::LengthDelimited) => is_header(content),
+        (4, WireType::LengthDelimited) => is_timestamp(content),
+        (3 | 4, _) => false,
+        _ => true,
+    })
+}
+
+fn is_header(bytes: &[u8]) -> bool {
+    all_fields(bytes, |field, wire_type, content| match field {
+        1 => wire_type == WireType::LengthDelimited && std::str::from_utf8(content).is_ok(),
+        2 => wire_type == WireType::LengthDelimited,
+        _ => true,
+    })
+}
+
+fn is_timestamp(bytes: &[u8]) -> bool {
+    all_fields(bytes, |field, wire_type, _| {
+        !matches!(field, 1 | 2) || wire_type == WireType::Varint
+    })
+}
+
+/// Content of a field without a length.
+const NO_CONTENT: &[u8] = &[];
+
+/// Returns true if the bytes are fields of a message, and all of them are valid. The content of a
+/// field without a length is empty.
+fn all_fields(mut bytes: &[u8], is_valid: impl Fn(u32, WireType, &[u8]) -> bool) -> bool {
+    while !bytes.is_empty() {
+        let Ok((field, wire_type)) = decode_key(&mut bytes) else { return false };
+        let content = match wire_type {
+            WireType::Varint => decode_varint(&mut bytes).ok().map(|_| NO_CONTENT),
+            WireType::LengthDelimited => {
+                decode_varint(&mut bytes).ok().and_then(|length| take(&mut bytes, length))
+            }
+            WireType::SixtyFourBit => take(&mut bytes, 8).map(|_| NO_CONTENT),
+            WireType::ThirtyTwoBit => take(&mut bytes, 4).map(|_| NO_CONTENT),
+            WireType::StartGroup | WireType::EndGroup => None,
+        };
+        if !content.is_some_and(|content| is_valid(field, wire_type, content)) {
+            return false;
+        }
+    }
+    true
+}
+
+/// Removes this many bytes from the front; `None` if there are fewer.
+fn take<'a>(bytes: &mut &'a [u8], length: u64) -> Option<&'a [u8]> {
+    let (front, rest) = bytes.split_at_checked(usize::try_from(length).ok()?)?;
+    *bytes = rest;
+    Some(front)
 }
 
 /// Iterates over the records of an uncompressed payload without allocating.
@@ -279,6 +362,14 @@ pub enum ScanError {
         /// First malformed byte.
         byte: usize,
     },
+    /// The bytes of a record do not decode as a [`Record`].
+    #[error("record {record} at byte {byte} is not a Record message")]
+    NotARecord {
+        /// Index of the record.
+        record: u32,
+        /// First byte of the record.
+        byte: usize,
+    },
     /// A record is larger than allowed.
     #[error("record {record} at byte {byte} has {bytes} bytes; the limit is {bytes_max}")]
     RecordTooLarge {
@@ -299,6 +390,7 @@ mod tests {
     use rand::{RngExt, SeedableRng};
 
     use super::*;
+    use crate::log::v1::Header;
 
     const RECORD_BYTES_MAX: usize = 1 << 20;
 
@@ -372,6 +464,78 @@ mod tests {
         assert_eq!(batch.payload.len(), written.iter().map(record_bytes).sum::<usize>());
         assert_eq!(scan(&batch.payload, 3, RECORD_BYTES_MAX), Ok(()));
         assert_eq!(decode(&batch).unwrap().records, written);
+    }
+
+    #[test]
+    fn every_encoded_record_is_valid() {
+        let header = |name: &str| Header { name: name.to_owned(), value: Bytes::from_static(b"v") };
+        let written = [
+            Record::default(),
+            Record {
+                key: Some(Bytes::new()),
+                value: Some(Bytes::from_static(&[0xFF; 300])),
+                headers: vec![header(""), header("n\u{e9}")],
+                event_time: Some(prost_types::Timestamp { seconds: i64::MIN, nanos: -1 }),
+            },
+        ];
+        assert_eq!(scan_records(&encode(&written).payload, 2, RECORD_BYTES_MAX), Ok(()));
+        // An unknown field of each kind: varint, eight bytes, a length, four bytes.
+        let later: &[u8] =
+            &[0x28, 0x80, 0x01, 0x31, 1, 2, 3, 4, 5, 6, 7, 8, 0x3A, 1, 9, 0x45, 1, 2, 3, 4];
+        assert!(Record::decode(later).is_ok() && is_record(later));
+    }
+
+    #[test]
+    fn bytes_that_are_no_record_are_found() {
+        for wrong in [
+            &[0, 0][..],                                             // field number 0
+            &[0x08, 1],                                              // a key that is a varint
+            &[0x12, 5, 1],                                           // a value that is too short
+            &[0x1A, 3, 0x0A, 1, 0xFF], // a header whose name is not text
+            &[0x1A, 2, 0x10, 1],       // a header whose value is a varint
+            &[0x22, 2, 0x0A, 0],       // an event time whose seconds are bytes
+            &[0x22, 1, 0x08],          // an event time that ends early
+            &[0x2F],                   // wire type 7
+            &[0x28, 255, 255, 255, 255, 255, 255, 255, 255, 255, 2], // a varint above 64 bits
+        ] {
+            assert!(Record::decode(wrong).is_err() && !is_record(wrong), "{wrong:?}");
+            let prefix = [RECORD_TAG, 0, RECORD_TAG, u8::try_from(wrong.len()).unwrap()];
+            let payload = [&prefix[..], wrong];
+            let payload = payload.concat();
+            assert_eq!(scan(&payload, 2, RECORD_BYTES_MAX), Ok(()));
+            let found = ScanError::NotARecord { record: 1, byte: 4 };
+            assert_eq!(scan_records(&payload, 2, RECORD_BYTES_MAX), Err(found));
+        }
+    }
+
+    #[test]
+    fn valid_records_decode_whatever_their_bytes() {
+        let mut random = StdRng::seed_from_u64(5);
+        let header = Header { name: "name".to_owned(), value: Bytes::from_static(b"value") };
+        let record = Record {
+            key: Some(Bytes::from_static(b"key")),
+            value: Some(Bytes::from_static(b"a value")),
+            headers: vec![header],
+            event_time: Some(prost_types::Timestamp { seconds: 1_700_000_000, nanos: 5 }),
+        };
+        let good = record.encode_to_vec();
+        let (mut valid, mut invalid) = (0, 0);
+        for _ in 0..20_000 {
+            let mut bytes = good.clone();
+            for _ in 0..random.random_range(1..4) {
+                let place = random.random_range(0..bytes.len());
+                bytes[place] = random.random();
+            }
+            let is_decodable = Record::decode(&bytes[..]).is_ok();
+            match is_record(&bytes) {
+                true => {
+                    assert!(is_decodable, "{bytes:?}");
+                    valid += 1;
+                }
+                false => invalid += 1,
+            }
+        }
+        assert!(valid > 1_000 && invalid > 1_000, "{valid} {invalid}");
     }
 
     #[test]

@@ -31,6 +31,9 @@ pub const GROUPS: u32 = 5;
 /// cluster's state.
 pub const ACCESS: u32 = 6;
 
+/// First version in which topics say whether appended records are validated.
+pub const RECORD_VALIDATION: u32 = 6;
+
 /// A range of protocol versions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ProtocolVersions {

@@ -280,17 +280,22 @@ impl CertificateStore {
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tick.tick().await;
-            let store = self.clone();
-            // A stalled disk must not stall the runtime.
-            #[expect(clippy::disallowed_methods, reason = "raft/blocking.rs is for logs")]
-            let reading = tokio::task::spawn_blocking(move || store.refresh());
-            // Ignored: the runtime is shutting down.
-            let _ = reading.await;
+            self.refresh_aside().await;
         }
     }
 
+    /// Like [`Self::refresh`], on a thread that may block: a stalled disk must not stall the
+    /// runtime.
+    async fn refresh_aside(self: &Arc<Self>) {
+        let store = self.clone();
+        #[expect(clippy::disallowed_methods, reason = "raft/blocking.rs is for logs")]
+        let reading = tokio::task::spawn_blocking(move || store.refresh());
+        // Ignored: the runtime is shutting down.
+        let _ = reading.await;
+    }
+
     /// Reads the files unless they were read within `age`. For clients, before they connect.
-    pub fn refresh_if_older(&self, age: Duration) {
+    pub async fn refresh_if_older(self: &Arc<Self>, age: Duration) {
         let is_recent = {
             let mut reloads = self.reloads();
             let is_recent = reloads.checked_at.is_some_and(|at| at.elapsed() < age);
@@ -300,7 +305,7 @@ impl CertificateStore {
             is_recent
         };
         if !is_recent {
-            self.refresh();
+            self.refresh_aside().await;
         }
     }
 

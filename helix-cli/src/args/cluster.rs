@@ -66,6 +66,9 @@ pub(crate) enum ClusterSubcommand {
         /// Peer address of the replacement [default: unchanged]
         #[arg(long, value_name = "HOST:PORT", value_parser = parse_peer_address)]
         peer_addr: Option<String>,
+        /// Replace a node even if it answers; the cluster rejects it from then on
+        #[arg(long)]
+        force: bool,
         #[command(flatten)]
         wait: WaitArgs,
     },

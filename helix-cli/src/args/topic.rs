@@ -149,6 +149,9 @@ pub(crate) struct TopicSettings {
     /// Uncompressed batches are always allowed.
     #[arg(long, value_parser = setting(compression::parse_allowed), value_name = "COMPRESSION")]
     pub(crate) compression: Option<SettingChange<AllowedCompression>>,
+    /// Reject batches whose content is no records: on, off
+    #[arg(long, value_parser = setting(parse_switch), value_name = "SWITCH")]
+    pub(crate) validate_records: Option<SettingChange<bool>>,
 }
 
 /// Parses a partition count up to the server's limit.
@@ -168,6 +171,14 @@ fn setting<T>(
 fn parse_u32_bytes(text: &str) -> Result<u32, String> {
     let bytes = units::parse_bytes(text)?;
     u32::try_from(bytes).map_err(|_| format!("{text} is over the limit of 4 GiB"))
+}
+
+fn parse_switch(text: &str) -> Result<bool, String> {
+    match text {
+        "on" => Ok(true),
+        "off" => Ok(false),
+        _ => Err("use on or off".to_owned()),
+    }
 }
 
 fn parse_durability(text: &str) -> Result<Durability, String> {

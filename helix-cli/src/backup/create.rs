@@ -46,6 +46,7 @@ pub(crate) struct BackupRow {
     topic: String,
     partition: u32,
     /// First offset in the backup
+    #[schemars(extend("x-wide" = true))]
     log_start_offset: u64,
     /// One past the last offset in the backup
     next_offset: u64,

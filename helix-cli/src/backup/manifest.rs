@@ -83,6 +83,17 @@ pub(crate) struct SavedTopicConfig {
     /// Absent in backups from before compression.
     #[serde(default = "any_compression", skip_serializing_if = "is_any_compression")]
     allowed_compression: String,
+    /// Absent where it is true, as in backups from before the setting.
+    #[serde(default = "validated", skip_serializing_if = "is_validated")]
+    validate_records: bool,
+}
+
+fn validated() -> bool {
+    true
+}
+
+fn is_validated(validates: &bool) -> bool {
+    *validates
 }
 
 fn any_compression() -> String {
@@ -332,6 +343,7 @@ impl From<&proto::TopicConfig> for SavedTopicConfig {
             min_durability: _,
             default_durability: _,
             allowed_compression: _,
+            validate_records,
         } = *config;
         let time = retention_time.and_then(|time| helix_proto::time::duration(time).ok());
         Self {
@@ -346,6 +358,7 @@ impl From<&proto::TopicConfig> for SavedTopicConfig {
                 proto::AllowedCompression::Unspecified => any_compression(),
                 allowed => allowed_name(allowed).to_owned(),
             },
+            validate_records: validate_records.unwrap_or(true),
         }
     }
 }
@@ -370,6 +383,7 @@ impl SavedTopicConfig {
             allowed_compression: parse_allowed(&self.allowed_compression)
                 .map_err(anyhow::Error::msg)?
                 .into(),
+            validate_records: Some(self.validate_records),
         })
     }
 }
@@ -385,6 +399,7 @@ mod tests {
             min_durability: proto::Durability::None.into(),
             default_durability: proto::Durability::QuorumSynced.into(),
             allowed_compression: proto::AllowedCompression::Lz4.into(),
+            validate_records: Some(false),
             ..proto::TopicConfig::default()
         };
         let mut manifest = Manifest::new("c", "2026-01-31T10:00:00Z".to_owned());
@@ -411,6 +426,7 @@ mod tests {
         assert_eq!((config.retention_bytes, config.max_batch_bytes), (None, Some(4 << 20)));
         assert_eq!(config.min_durability(), proto::Durability::None);
         assert_eq!(config.allowed_compression(), proto::AllowedCompression::Lz4);
+        assert_eq!(config.validate_records, Some(false));
         let orders = manifest.topic("orders").unwrap().clone();
         manifest.put(SavedTopic { replication_factor: 1, ..orders });
         assert_eq!(manifest.topics.len(), 3);

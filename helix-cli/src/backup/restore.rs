@@ -40,7 +40,7 @@ const FILLERS_MAX: u64 = 1 << 16;
 const FILLER: [u8; 2] = [0x0A, 0];
 
 /// Fields of the topic settings; all are restored from the backup.
-const FIELDS: [&str; 7] = [
+const FIELDS: [&str; 8] = [
     "retention_time",
     "retention_bytes",
     "max_batch_bytes",
@@ -48,6 +48,7 @@ const FIELDS: [&str; 7] = [
     "min_durability",
     "default_durability",
     "allowed_compression",
+    "validate_records",
 ];
 
 /// The offsets of a restored partition.
@@ -61,6 +62,7 @@ pub(crate) struct RestoreRow {
     /// Offsets that the backup lacks, because they were deleted before they were copied
     missing_offsets: u64,
     /// Offset of the first record in the backup
+    #[schemars(extend("x-wide" = true))]
     backup_start_offset: u64,
     /// Offset of the same record in the restored topic
     first_offset: u64,
@@ -220,7 +222,7 @@ impl<'a> TopicRestore<'a> {
     }
 
     /// Returns the settings during the restore: without retention, and with limits that fit batches
-    /// from a time when the topic allowed larger ones or other compressions.
+    /// from a time when the topic allowed larger ones, other compressions or any content.
     fn relaxed_config(&self) -> TopicConfig {
         let needed = self.topic.partitions.iter().map(|partition| partition.batch_bytes_max).max();
         let raised = |limit: Option<u32>| limit.map(|limit| limit.max(needed.unwrap_or(0)));
@@ -230,6 +232,7 @@ impl<'a> TopicRestore<'a> {
             max_batch_bytes: raised(self.config.max_batch_bytes),
             max_record_bytes: raised(self.config.max_record_bytes),
             allowed_compression: AllowedCompression::Any.into(),
+            validate_records: Some(false),
             ..self.config
         }
     }

@@ -5,10 +5,10 @@ use anyhow::Context;
 use futures_util::{StreamExt, TryStreamExt, stream};
 use helix_client::proto::log::v1 as proto;
 use helix_client::{Client, NewTopic, ReadSource, TopicRef};
-use helix_proto::time;
 use schemars::JsonSchema;
 use serde::Serialize;
 
+use crate::api_duration::ApiDuration;
 use crate::args::{GlobalArgs, SettingChange, TopicCreateArgs, TopicSettings, TopicSubcommand};
 use crate::commands::compression_sample::{self, TopicCompression};
 use crate::commands::confirm::confirm;
@@ -116,6 +116,7 @@ fn config(settings: &TopicSettings) -> (proto::TopicConfig, Vec<&'static str>) {
         min_durability: value(settings.min_durability).map_or(0, Into::into),
         default_durability: value(settings.default_durability).map_or(0, Into::into),
         allowed_compression: value(settings.compression).map_or(0, Into::into),
+        validate_records: value(settings.validate_records),
     };
     let given = [
         ("retention_time", settings.retention_time.is_some()),
@@ -125,6 +126,7 @@ fn config(settings: &TopicSettings) -> (proto::TopicConfig, Vec<&'static str>) {
         ("min_durability", settings.min_durability.is_some()),
         ("default_durability", settings.default_durability.is_some()),
         ("allowed_compression", settings.compression.is_some()),
+        ("validate_records", settings.validate_records.is_some()),
     ];
     let fields = given.into_iter().filter_map(|(field, is_given)| is_given.then_some(field));
     (config, fields.collect())
@@ -191,7 +193,7 @@ pub(crate) struct TopicRow {
     /// Records between start and end offset; compaction by key may have removed some.
     record_count: u64,
     live_bytes: u64,
-    retention_time: Option<String>,
+    retention_time: Option<ApiDuration>,
     retention_bytes: Option<u64>,
     #[schemars(extend("x-wide" = true))]
     min_durability: &'static str,
@@ -244,7 +246,7 @@ pub(crate) struct TopicDescription {
 /// Settings of a topic; None means unlimited.
 #[derive(Debug, Serialize, JsonSchema)]
 struct Config {
-    retention_time: Option<String>,
+    retention_time: Option<ApiDuration>,
     retention_bytes: Option<u64>,
     max_batch_bytes: Option<u32>,
     max_record_bytes: Option<u32>,
@@ -252,6 +254,8 @@ struct Config {
     default_durability: &'static str,
     /// Compressions that appends may use.
     allowed_compression: &'static str,
+    /// False if batches may have any content. None from nodes of earlier versions.
+    validate_records: Option<bool>,
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
@@ -271,6 +275,7 @@ struct Partition {
 #[derive(Debug, Serialize, JsonSchema)]
 struct Leader {
     node_id: u64,
+    #[schemars(extend("x-wide" = true))]
     endpoint: String,
     #[schemars(extend("x-wide" = true))]
     term: u64,
@@ -311,15 +316,16 @@ impl From<proto::Topic> for TopicDescription {
 
 impl From<proto::TopicConfig> for Config {
     fn from(config: proto::TopicConfig) -> Self {
-        let retention_time = config.retention_time.and_then(|it| time::duration(it).ok());
+        let retention_time = config.retention_time.and_then(ApiDuration::new);
         Self {
-            retention_time: retention_time.filter(|time| !time.is_zero()).map(units::duration),
+            retention_time: retention_time.filter(|time| !time.is_zero()),
             retention_bytes: config.retention_bytes.filter(|bytes| *bytes > 0),
             max_batch_bytes: config.max_batch_bytes,
             max_record_bytes: config.max_record_bytes,
             min_durability: durability_name(config.min_durability()),
             default_durability: durability_name(config.default_durability()),
             allowed_compression: allowed_name(config.allowed_compression()),
+            validate_records: config.validate_records,
         }
     }
 }
@@ -365,6 +371,7 @@ mod tests {
         min_durability: None,
         default_durability: None,
         compression: None,
+        validate_records: None,
     };
 
     #[test]

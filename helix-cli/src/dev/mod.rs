@@ -48,6 +48,7 @@ async fn start(global: &GlobalArgs, args: &DevStartArgs) -> anyhow::Result<()> {
     let started = Instant::now();
     let tls_dir = directory.path().filter(|_| args.tls).map(|path| path.join("tls"));
     if let Some(tls_dir) = &tls_dir {
+        // It may block on files: no other task runs yet.
         make_dev_certificates(tls_dir, args.nodes.into())?;
     }
     let plan = ClusterPlan { directory: directory.path(), tls_dir, ..plan };

@@ -104,7 +104,7 @@ fn backup_is_extended_and_restored() {
     let offsets = [&row["backup_start_offset"], &row["first_offset"], &row["next_offset"]];
     assert_eq!(offsets, [&Value::from(2), &0.into(), &row["record_count"]]);
     let topic = json(&other.ok(&["topic", "describe", "orders", "-o", "json"]));
-    assert_eq!(topic["config"]["retention_time"], "9d");
+    assert_eq!(topic["config"]["retention_time"], "777600s");
 
     // A directory belongs to one cluster, and topics that are not empty are not overwritten.
     assert_eq!(other.run(&["backup", directory.to_str().unwrap()], "").code, 4);

@@ -42,7 +42,13 @@ fn context_selects_the_cluster_with_lowest_precedence() {
     let contexts = json(&run(None, &["context", "list", "-o", "json"]).stdout);
     let current: Vec<_> = contexts.as_array().unwrap().iter().map(|it| &it["is_current"]).collect();
     assert_eq!(current, [false, true], "{contexts}");
-    assert_eq!(run(None, &["context", "remove", "lab"]).code, 0);
+    let removed = run(None, &["context", "remove", "lab"]);
+    assert_eq!(removed.code, 0);
+    // The current context was removed: the program says what commands use now.
+    assert!(
+        removed.stderr.contains("no current context; commands use 127.0.0.1:9092"),
+        "{removed:?}"
+    );
     assert_eq!(run(None, &["context", "use", "lab"]).code, 3);
     assert_eq!(run(None, &["topic", "list", "--context", "lab"]).code, 3);
 }
@@ -72,6 +78,9 @@ fn prints_completions_for_shells() {
         let bare = call.replace('"', "");
         let is_call = completions.stdout.contains(&call) || completions.stdout.contains(&bare);
         assert!(is_call, "{shell}: {completions:?}");
+        let server = helix(&["completions", shell, "--program", "helix-server"], "");
+        assert_eq!(server.code, 0, "{server:?}");
+        assert!(server.stdout.contains("helix-server"), "{shell}: {server:?}");
     }
 }
 
@@ -90,4 +99,7 @@ fn completes_what_the_cluster_has() {
     assert_eq!(completed(&["group", "describe", "b"]).trim(), "billing");
     assert_eq!(completed(&["explain", "no_lea"]).trim(), "NO_LEADER");
     assert_eq!(completed(&["config", "explain", "listen_a"]).trim(), "listen_addr");
+    let mut server = command(&["--", "/usr/bin/helix-server", "--node-i"]);
+    server.env("COMPLETE", "fish");
+    assert!(outcome(server, "").stdout.starts_with("--node-id"));
 }

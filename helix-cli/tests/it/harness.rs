@@ -60,6 +60,8 @@ pub(crate) fn command(args: &[&str]) -> Command {
 /// Removes the user's Helix settings from the environment.
 pub(crate) fn isolate(command: &mut Command) {
     command.env_remove("HELIX_ADDR").env_remove("NO_COLOR");
+    // Nodes create this topic.
+    command.env("HELIX_TOPIC", "default:4");
     command.env("XDG_CONFIG_HOME", concat!(env!("CARGO_TARGET_TMPDIR"), "/no-settings"));
 }
 
@@ -215,6 +217,15 @@ impl DevProcess {
     /// Waits for the end of a stopped cluster.
     pub(crate) fn wait(&mut self) -> ExitStatus {
         self.child.wait().unwrap()
+    }
+
+    /// Returns the names of the nodes' logs.
+    pub(crate) fn logs(&self) -> Vec<String> {
+        let entries = self.directory.path().join("data").read_dir().unwrap();
+        let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        let mut logs: Vec<_> = names.filter(|name| name.ends_with(".log")).collect();
+        logs.sort();
+        logs
     }
 
     pub(crate) fn is_directory_removed(&self) -> bool {

@@ -117,7 +117,7 @@ fn settings_are_changed_and_reset() {
         let args = ["topic", "alter", "default", setting[0], setting[1], "-o", "json"];
         json(&node.ok(&args))["config"].clone()
     };
-    assert_eq!(alter(["--retention-time", "12h"])["retention_time"], "12h");
+    assert_eq!(alter(["--retention-time", "12h"])["retention_time"], "43200s");
     assert_eq!(alter(["--retention-bytes", "1MiB"])["retention_bytes"], 1 << 20);
     let config = alter(["--retention-time", "default"]);
     assert!(config["retention_time"].is_null());

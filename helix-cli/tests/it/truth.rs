@@ -5,6 +5,8 @@ use std::io::Write;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+use helix_client::{Client, Config, ProducerOptions};
+use helix_proto::batch;
 use serde_json::Value;
 use tokio::time::Instant;
 
@@ -132,6 +134,17 @@ fn removals_are_checked_and_confirmed() {
     for part in ["voters reachable", "needs --force", "2 nodes remain", "node 3 does not answer"] {
         assert!(obstacles.contains(part), "{part}: {obstacles}");
     }
+    let replace = ["cluster", "replace-node", "2", "--by", "9", "--peer-addr", "127.0.0.1:1"];
+    let alive = dev.run(&replace, "");
+    assert_eq!(alive.code, 4, "{alive:?}");
+    assert!(alive.stderr.contains("node 2 answers"), "{alive:?}");
+    let dry = dev.run(&[&replace[..], &["--dry-run", "-o", "json"]].concat(), "");
+    assert_eq!(dry.code, 4, "{dry:?}");
+    let obstacles = json(&dry.stdout)["obstacles"].to_string();
+    for part in ["cannot be reached", "voters reachable", "needs --force", "node 3 does not answer"]
+    {
+        assert!(obstacles.contains(part), "{part}: {obstacles}");
+    }
     let nodes = json(&dev.ok(&["cluster", "nodes", "-o", "json"]));
     assert_eq!(nodes.as_array().unwrap().len(), 3, "nothing was removed");
 }
@@ -206,4 +219,39 @@ fn timeout_ends_a_command() {
     let ended = node.run(&args, "");
     assert_eq!(ended.code, 6, "{ended:?}");
     assert!(ended.stderr.contains("not done after 500ms"), "{ended:?}");
+}
+
+/// Appends a batch with the right checksum whose second record has field number 0, which no message
+/// has.
+fn append_garbage(node: &ServerProcess) -> helix_client::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let client = Client::connect(Config::new([node.address()])).await?;
+        let producer = client.producer(ProducerOptions::default());
+        let payload = [0x0A, 0, 0x0A, 2, 0, 0].to_vec();
+        producer.append("orders", 0, batch::from_payload(2, payload.into())).await.map(drop)
+    })
+}
+
+#[test]
+fn undecodable_batch_is_rejected_or_named_and_skipped() {
+    let node = ServerProcess::start();
+    node.ok(&["topic", "create", "orders"]);
+    node.ok_with(&["produce", "orders"], "a\n");
+    let refused = append_garbage(&node).unwrap_err();
+    assert!(refused.message.contains("record 1 at byte 4"), "{refused}");
+
+    node.ok(&["topic", "alter", "orders", "--validate-records", "off"]);
+    append_garbage(&node).unwrap();
+    node.ok_with(&["produce", "orders"], "b\n");
+    let stopped = node.run(&["consume", "orders"], "");
+    // What is good comes first. Nothing is corrupt on disk.
+    assert_eq!((stopped.code, stopped.stdout.as_str()), (4, "a\n"), "{stopped:?}");
+    for part in ["batch at offset 1 of orders/0", "stored intact", "(UNDECODABLE_BATCH)"] {
+        assert!(stopped.stderr.contains(part), "{part}: {stopped:?}");
+    }
+    assert!(stopped.stderr.contains("--skip-undecodable"), "{stopped:?}");
+    let skipped = node.run(&["consume", "orders", "--skip-undecodable"], "");
+    assert_eq!((skipped.code, skipped.stdout.as_str()), (0, "a\nb\n"), "{skipped:?}");
+    assert!(skipped.stderr.contains("skipped: batch at offset 1"), "{skipped:?}");
 }

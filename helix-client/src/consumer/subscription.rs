@@ -23,7 +23,7 @@ use super::decode;
 use super::read_turns::{ReadTurns, TURN};
 use super::replica_selector::ReplicaSelector;
 use super::{Batches, NodeGroup, NodeGroups, OnRecreate, ReadOptions, ReadStart, Records};
-use crate::client::Client;
+use crate::client::{CallSpec, Client};
 use crate::compression;
 use crate::error::{Error, RecreatedTopic, Result};
 use crate::pending::PendingGuard;
@@ -566,7 +566,8 @@ impl StreamTask {
             (error, is_redirected) = self.selector.on_failure(route, error);
             is_redirected |= shared.routing.on_failure(route, &error);
         }
-        let pending = self.pending.take().or_else(|| shared.config.pending.begin("read"));
+        let call = CallSpec::new("read", Repeat::Read);
+        let pending = self.pending.take().or_else(|| shared.config.pending.begin(&call));
         if let Some(pending) = &pending {
             pending.on_failure(&error);
         }

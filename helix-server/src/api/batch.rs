@@ -1,6 +1,6 @@
 //! Checks a batch before it goes to a shard.
-//! An encoded batch passes as one `Bytes`; its records are never decoded. `compressed.rs` verifies
-//! what only decompression shows.
+//! An encoded batch passes as one `Bytes`; its records are checked where they are, not decoded.
+//! `compressed.rs` verifies what only decompression shows.
 
 use helix_proto::batch::{self, BATCH_VERSION, ScanError};
 use helix_proto::compression::{self, BatchCodec};
@@ -159,11 +159,23 @@ fn checked(
         }
         return Ok((encoded, Some(codec)));
     }
-    let record_bytes_max = settings.max_record_bytes as usize;
-    let EncodedBatch { payload, record_count, .. } = &encoded;
-    batch::scan(payload, *record_count, record_bytes_max)
-        .map_err(|error| scan_error(error, *record_count, payload, record_bytes_max))?;
+    check_records(&encoded.payload, encoded.record_count, settings)?;
     Ok((encoded, None))
+}
+
+/// Checks the number and sizes of the records in an uncompressed payload and, unless the topic
+/// takes any, that each is a `Record` message.
+pub(super) fn check_records(
+    payload: &[u8],
+    stated: u32,
+    settings: &PartitionSettings,
+) -> Result<()> {
+    let record_bytes_max = settings.max_record_bytes as usize;
+    let scanned = match settings.takes_any_records {
+        true => batch::scan(payload, stated, record_bytes_max),
+        false => batch::scan_records(payload, stated, record_bytes_max),
+    };
+    scanned.map_err(|error| scan_error(error, stated, payload, record_bytes_max))
 }
 
 /// Encodes the plain form.
@@ -222,12 +234,7 @@ fn record_too_large(bytes: usize, bytes_max: usize) -> Error {
 }
 
 /// Converts the error of the scan of a payload whose batch states `stated` records.
-pub(super) fn scan_error(
-    error: ScanError,
-    stated: u32,
-    payload: &[u8],
-    record_bytes_max: usize,
-) -> Error {
+fn scan_error(error: ScanError, stated: u32, payload: &[u8], record_bytes_max: usize) -> Error {
     match error {
         ScanError::Empty => Error::EmptyBatch,
         ScanError::TooFew { found, .. } => Error::RecordCountMismatch { stated, counted: found },
@@ -239,6 +246,12 @@ pub(super) fn scan_error(
         }
         ScanError::RecordTooLarge { bytes, bytes_max, .. } => record_too_large(bytes, bytes_max),
         ScanError::Malformed { .. } => Error::CorruptBatch { what: error.to_string() },
+        ScanError::NotARecord { .. } => Error::CorruptBatch {
+            what: format!(
+                "{error}: consumers could not decode it; compare the client with docs/clients.md, \
+                 or turn the topic's validate_records off"
+            ),
+        },
     }
 }
 
@@ -258,6 +271,7 @@ mod tests {
         min_durability: 4,
         version: 1,
         allowed_compression: 0,
+        takes_any_records: false,
     };
 
     fn records(values: &[&'static str]) -> Vec<Record> {
@@ -332,6 +346,25 @@ mod tests {
             admit(None, PartitionId(1), &SETTINGS),
             Err(Error::InvalidArgument { field: "batch", .. })
         ));
+    }
+
+    #[test]
+    fn records_that_no_consumer_can_decode_are_rejected_unless_the_topic_takes_them() {
+        // Field number 0 is invalid in every message.
+        let garbage = [&[0x0A, 14][..], &[0; 14]].concat().repeat(4);
+        let plain = batch::from_payload(4, garbage.into());
+        let any = PartitionSettings { takes_any_records: true, ..SETTINGS };
+        let codecs = BatchCodec::ALL
+            .map(|codec| Compressor::default().compress(codec, &plain, usize::MAX).unwrap());
+        for sent in codecs.into_iter().chain([plain.clone()]) {
+            match admit_encoded(sent.clone()) {
+                Err(Error::CorruptBatch { what }) => {
+                    assert!(what.starts_with("record 0 at byte 2 is not a Record"), "{what}");
+                }
+                other => panic!("{other:?}"),
+            }
+            assert_eq!(admit_with(Form::Encoded(sent), &any).unwrap().record_count, 4);
+        }
     }
 
     #[test]

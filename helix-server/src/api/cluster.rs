@@ -444,3 +444,16 @@ fn shard_status(shard: &Shard, status: ShardStatus, live_bytes: u64) -> wire::Sh
         }),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lag_is_what_a_replica_lacks_not_the_length_of_the_log() {
+        assert_eq!(behind_message(2, 1, 9_000), "node 2 lacks 1 entry");
+        assert_eq!(behind_message(2, 700, 9_000), "node 2 lacks 700 entries");
+        let unknown = "node 2 has confirmed nothing since the last election";
+        assert_eq!(behind_message(2, 9_000, 9_000), unknown);
+    }
+}

@@ -4,12 +4,11 @@
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use helix_proto::batch;
 use helix_proto::compression::{
     BatchCodec, Decompressor, UNCOMPRESSED_BYTES_MAX, with_decompressor,
 };
 
-use super::batch::scan_error;
+use super::batch::check_records;
 use super::decompressors::Decompressors;
 use super::settings::allowed_compressions;
 use crate::error::{Error, Result};
@@ -105,9 +104,7 @@ impl CompressedBatch {
         let payload = decompressor
             .decompress(codec, &batch.payload, batch.uncompressed_bytes as usize)
             .map_err(|error| Error::CorruptBatch { what: error.to_string() })?;
-        let record_bytes_max = settings.max_record_bytes as usize;
-        batch::scan(payload, batch.record_count, record_bytes_max)
-            .map_err(|error| scan_error(error, batch.record_count, payload, record_bytes_max))?;
+        check_records(payload, batch.record_count, &settings)?;
         Ok(batch)
     }
 

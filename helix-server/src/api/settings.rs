@@ -113,6 +113,7 @@ pub(super) fn to_config(settings: &PartitionSettings) -> wire::TopicConfig {
         min_durability: to_wire_durability(min).into(),
         default_durability: to_wire_durability(default).into(),
         allowed_compression: allowed_compression(settings).into(),
+        validate_records: Some(!settings.takes_any_records),
     }
 }
 
@@ -136,6 +137,10 @@ pub(super) fn from_config(
         version: default.version,
         allowed_compression: compression_setting(config.allowed_compression)?
             .unwrap_or(default.allowed_compression),
+        takes_any_records: match config.validate_records {
+            Some(validates) => !validates,
+            None => default.takes_any_records,
+        },
     })
 }
 
@@ -159,6 +164,7 @@ pub(super) fn change(
             "min_durability" => SettingsMask::MIN_DURABILITY,
             "default_durability" => SettingsMask::DEFAULT_DURABILITY,
             "allowed_compression" => SettingsMask::ALLOWED_COMPRESSION,
+            "validate_records" => SettingsMask::VALIDATE_RECORDS,
             _ => return invalid(format!("{} is not a field of TopicConfig", quote(path))),
         };
     }
@@ -227,6 +233,7 @@ mod tests {
         min_durability: 3,
         version: 5,
         allowed_compression: 3,
+        takes_any_records: true,
     };
 
     #[test]
@@ -241,7 +248,8 @@ mod tests {
 
     #[test]
     fn settings_round_trip() {
-        let default = PartitionSettings { retention_bytes: Some(7), ..SETTINGS };
+        let default =
+            PartitionSettings { retention_bytes: Some(7), takes_any_records: false, ..SETTINGS };
         let config = to_config(&SETTINGS);
         assert_eq!(from_config(Some(config), &default).unwrap(), SETTINGS);
         assert_eq!(from_config(None, &default).unwrap(), default);

@@ -60,7 +60,10 @@ impl TopicHandler {
             settings: settings::from_config(request.config, self.node.topic_settings())?,
         };
         if spec.settings.allowed_compression != 0 {
-            self.check_compression_protocol().await?;
+            self.check_protocol("config.allowed_compression", protocol::COMPRESSION).await?;
+        }
+        if spec.settings.takes_any_records {
+            self.check_protocol("config.validate_records", protocol::RECORD_VALIDATION).await?;
         }
         reserve_response(call, described_bytes(spec.partition_count)).await?;
         let topic = self.node.cluster().create_topic(spec, request.validate_only).await?;
@@ -116,7 +119,10 @@ impl TopicHandler {
         let default = self.node.topic_settings();
         let (settings, fields) = settings::change(&mask, request.config, default)?;
         if fields.contains(SettingsMask::ALLOWED_COMPRESSION) {
-            self.check_compression_protocol().await?;
+            self.check_protocol("config.allowed_compression", protocol::COMPRESSION).await?;
+        }
+        if fields.contains(SettingsMask::VALIDATE_RECORDS) {
+            self.check_protocol("config.validate_records", protocol::RECORD_VALIDATION).await?;
         }
         // Before the change, so that a rejected call changes nothing.
         let partitions = self.node.topic(&request.name).map_or(0, |topic| topic.partition_count);
@@ -126,21 +132,17 @@ impl TopicHandler {
         Ok(self.describe(&topic).await)
     }
 
-    /// Rejects a change of the allowed compressions while the cluster has nodes that do not know
-    /// the setting.
-    async fn check_compression_protocol(&self) -> Result<()> {
+    /// Rejects a setting while the cluster has nodes that do not know it.
+    async fn check_protocol(&self, field: &'static str, needed: u32) -> Result<()> {
         let cluster = self.node.cluster();
-        if cluster.wait_protocol(protocol::COMPRESSION, COMPRESSION_WAIT_MAX).await {
+        if cluster.wait_protocol(needed, COMPRESSION_WAIT_MAX).await {
             return Ok(());
         }
-        Err(Error::InvalidArgument {
-            field: "config.allowed_compression",
-            what: format!(
-                "needs protocol version {}, but the cluster uses {} until all nodes are upgraded",
-                protocol::COMPRESSION,
-                cluster.protocol()
-            ),
-        })
+        let what = format!(
+            "needs protocol version {needed}, but the cluster uses {} until all nodes are upgraded",
+            cluster.protocol()
+        );
+        Err(Error::InvalidArgument { field, what })
     }
 
     async fn add_partitions(

@@ -74,9 +74,9 @@ impl Cluster {
         }
     }
 
-    /// Returns whether other nodes have replicas of this node's shards. A replica of shard 0 that
-    /// is in repair implies it, since only other nodes can repair it. `None`: shard 0 stopped
-    /// before its voters were known. Retry then, once it was reopened.
+    /// Returns whether other nodes have replicas of shard 0. A replica that is in repair implies it,
+    /// since only other nodes can repair it. `None`: shard 0 stopped before its voters were known.
+    /// Retry then, once it was reopened.
     pub async fn has_other_replicas(&self) -> Option<bool> {
         let replica = self.replica();
         if replica.repair_of().is_some() {
@@ -89,6 +89,14 @@ impl Cluster {
             Err(_) => replica.voters(),
         };
         names_others(&voters, replica.id())
+    }
+
+    /// As [`Self::has_other_replicas`], for a data shard that is not open here, so that its voters
+    /// are not known. `None` also while a membership change may make this the only replica.
+    pub async fn data_has_other_replicas(&self) -> Option<bool> {
+        let of_shard0 = self.has_other_replicas().await;
+        let own = self.node_id();
+        self.machine().read(|state| state.members().others_have_data(own, of_shard0))
     }
 
     /// Returns the error if shard 0's log rejects writes.

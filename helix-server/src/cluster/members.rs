@@ -95,6 +95,25 @@ impl Members {
         self.change.as_ref().filter(|change| !change.done)
     }
 
+    /// Returns whether other nodes have replicas of a data shard of node `own`, if that follows
+    /// `of_shard0` for shard 0. During a change each shard makes its part in its own time, so only
+    /// nodes that vote before and after it count. `None` if that leaves it open.
+    pub fn others_have_data(&self, own: u64, of_shard0: Option<bool>) -> Option<bool> {
+        let (Some(change), Some(_)) = (self.running(), of_shard0) else { return of_shard0 };
+        let others = || self.members.values().filter(|it| it.node_id != own && it.generation > 0);
+        let is_new =
+            |it: &Member| change.kind != ChangeKind::Remove && it.node_id == change.node_id;
+        let votes_throughout = |it: &Member| {
+            let is_replaced_in_place = it.node_id == change.lost_node_id;
+            !it.leaving && (!is_new(it) || is_replaced_in_place)
+        };
+        match (others().any(votes_throughout), others().next()) {
+            (true, _) => Some(true),
+            (false, Some(_)) => None,
+            (false, None) => of_shard0,
+        }
+    }
+
     /// Returns the change in progress, or else the last one.
     pub fn last_change(&self) -> Option<&MemberChange> {
         self.change.as_ref()

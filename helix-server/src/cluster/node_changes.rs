@@ -45,13 +45,11 @@ impl Cluster {
         let members = self.preview(&command)?;
         let is_member = self.members_now().get(node_id).is_some();
         if !is_member {
-            self.check_newcomer(node_id, &peer_addr).await?;
+            let newcomer = self.check_newcomer(node_id, &peer_addr).await;
             let voters = members.iter().map(|it| it.node_id).collect();
-            self.check_change(CheckedChange {
-                command: command.clone(),
-                voters,
-                newcomer: Some(node_id),
-            })?;
+            let change =
+                CheckedChange { command: command.clone(), voters, newcomer: Some(node_id) };
+            all_of([newcomer, self.check_change(change)])?;
         }
         self.submit_unless_validating(command, validate_only).await
     }
@@ -106,37 +104,26 @@ impl Cluster {
             // This node serves as a member, so it has its data. It may be unable to dial itself.
             return previous_replace(&members, lost_node_id, node_id, validate_only);
         }
-        let hello = match self.ask_newcomer(node_id, &address).await {
-            Ok(hello) => hello,
-            // A rejection of the command itself is more specific.
-            Err(refused) => {
-                let emptied = false;
-                let replace = ReplaceMember { lost_node_id, node_id, peer_addr, emptied };
-                self.preview(&MemberCommand::Replace(replace))?;
-                return Err(refused);
-            }
-        };
-        if hello.cluster.is_some() && hello.cluster == self.hub.cluster() {
+        let hello = self.ask_newcomer(node_id, &address).await;
+        if hello.as_ref().is_ok_and(|it| it.cluster.is_some() && it.cluster == self.hub.cluster()) {
             return previous_replace(&members, lost_node_id, node_id, validate_only);
         }
-        check_empty(node_id, &address, &hello)?;
-        let emptied = members.get(node_id).is_some_and(|it| it.joining.is_none());
+        let newcomer = hello.and_then(|hello| check_empty(node_id, &address, &hello));
+        let has_joined = members.get(node_id).is_some_and(|it| it.joining.is_none());
+        let emptied = newcomer.is_ok() && has_joined;
         let replace = ReplaceMember { lost_node_id, node_id, peer_addr, emptied };
         let command = MemberCommand::Replace(replace);
+        // A rejection of the command itself is more specific than the checks.
         let after = self.preview(&command)?;
         // A majority of the current voters, without the lost one, and of the new voters must be
         // reachable.
         let remains = |it: &&Member| it.node_id != lost_node_id || node_id == lost_node_id;
         let voters = after.iter().filter(remains).map(|it| it.node_id).collect();
-        self.check_change(CheckedChange {
-            command: command.clone(),
-            voters,
-            newcomer: Some(node_id),
-        })?;
+        let change = CheckedChange { command: command.clone(), voters, newcomer: Some(node_id) };
         let before = members.iter().filter(|it| it.generation > 0).map(|it| it.node_id);
         let before: BTreeSet<u64> = before.collect();
-        let gone = Some(lost_node_id);
-        self.check_majority(&before, None, gone)?;
+        let of_current_voters = self.check_majority(&before, None, Some(lost_node_id));
+        all_of([newcomer, self.check_change(change), of_current_voters])?;
         self.submit_unless_validating(command, validate_only).await
     }
 
@@ -324,6 +311,23 @@ impl Cluster {
     }
 }
 
+/// Returns the first error, with what the others say: a request is corrected in one go.
+fn all_of<const N: usize>(checks: [Result<()>; N]) -> Result<()> {
+    let mut failed = checks.into_iter().filter_map(Result::err);
+    let Some(first) = failed.next() else { return Ok(()) };
+    let join = |what: String| {
+        failed.fold(what, |said, error| match error {
+            Error::NotEnoughNodes { what } if said.contains(&what) => said,
+            other => format!("{said}; {other}"),
+        })
+    };
+    Err(match first {
+        Error::ChangeRefused { what } => Error::ChangeRefused { what: join(what) },
+        Error::NotEnoughNodes { what } => Error::NotEnoughNodes { what: join(what) },
+        other => other,
+    })
+}
+
 fn check_empty(node_id: u64, address: &str, hello: &Hello) -> Result<()> {
     let Some(cluster) = hello.cluster else { return Ok(()) };
     let what = format!(
@@ -362,5 +366,23 @@ fn refusal(reply: ClusterReply) -> Error {
         ClusterReply::NotEnoughNodes { what } => Error::NotEnoughNodes { what },
         ClusterReply::Invalid { field, what } => Error::InvalidArgument { field, what },
         other => unexpected(&other),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_failed_checks_are_reported_once() {
+        let refused = || Error::ChangeRefused { what: "node 4 cannot be reached".to_owned() };
+        let lacking = || Error::NotEnoughNodes { what: "1 of 3 voters".to_owned() };
+        assert!(all_of([Ok(()), Ok(())]).is_ok());
+        let error = all_of([Err(refused()), Err(lacking()), Err(lacking())]).unwrap_err();
+        let Error::ChangeRefused { what } = error else { panic!("{error}") };
+        assert_eq!(what, "node 4 cannot be reached; not enough nodes: 1 of 3 voters");
+        let error = all_of([Ok(()), Err(lacking()), Err(lacking())]).unwrap_err();
+        let Error::NotEnoughNodes { what } = error else { panic!("{error}") };
+        assert_eq!(what, "1 of 3 voters");
     }
 }

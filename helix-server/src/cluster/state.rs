@@ -587,6 +587,8 @@ fn difference(topic: &TopicInfo, new: &CreateTopic) -> Option<String> {
     let compression = |number: i32| number.unsigned_abs().into();
     let (is_allowed, asked_allowed) = (is.allowed_compression, asked.allowed_compression);
     compare("allowed_compression", compression(is_allowed), compression(asked_allowed));
+    let validates = |settings: &PartitionSettings| u64::from(!settings.takes_any_records);
+    compare("validate_records", validates(is), validates(asked));
     (!parts.is_empty()).then(|| parts.join("; "))
 }
 

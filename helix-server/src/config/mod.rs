@@ -198,8 +198,7 @@ pub struct ServerConfig {
         long = "topic",
         value_name = "NAME:PARTITIONS",
         value_parser = parse_topic,
-        value_delimiter = ',',
-        default_value = "default:4"
+        value_delimiter = ','
     )]
     pub topics: Vec<(String, u32)>,
 
@@ -292,11 +291,13 @@ impl Default for ServerConfig {
 }
 
 impl ServerConfig {
-    /// Returns the configuration of a server in memory on a free local port, for tests and tools.
+    /// Returns the configuration of a server in memory on a free local port, with the topic
+    /// `default` of four partitions; for tests and tools.
     pub fn in_memory() -> Self {
         let listen_addr = SocketAddr::from(([127, 0, 0, 1], 0));
         let admin_addr = Some(AdminAddr::Off);
-        Self { storage: StorageMode::Memory, listen_addr, admin_addr, ..Self::default() }
+        let topics = vec![("default".to_owned(), 4)];
+        Self { storage: StorageMode::Memory, listen_addr, admin_addr, topics, ..Self::default() }
     }
 
     /// Returns the configuration of a durable server in this directory, on a free local port.
@@ -384,6 +385,7 @@ impl ServerConfig {
             min_durability: 4,
             version: 0,
             allowed_compression: 0,
+            takes_any_records: false,
         }
     }
 }
@@ -396,7 +398,7 @@ mod tests {
     fn the_defaults_are_valid() {
         let config = ServerConfig::default();
         config.validate().unwrap();
-        assert_eq!(config.topics, [("default".to_owned(), 4)]);
+        assert!(config.topics.is_empty(), "a topic is created only where it is requested");
         assert_eq!(config.listen_addr.to_string(), "127.0.0.1:9092");
         assert_eq!(config.exposed(), []);
         assert!(config.worker_threads() >= 1);

@@ -127,6 +127,9 @@ pub struct PartitionSettings {
     /// Number of `AllowedCompression`: 0 for any, also in topics from before protocol version 4.
     #[prost(int32, tag = "8")]
     pub allowed_compression: i32,
+    /// Appended records need not be messages. False in topics from before the setting.
+    #[prost(bool, tag = "9")]
+    pub takes_any_records: bool,
 }
 
 /// Set of fields of [`PartitionSettings`].
@@ -142,7 +145,9 @@ impl SettingsMask {
     pub const MIN_DURABILITY: Self = Self(1 << 5);
     /// From protocol version 4 on.
     pub const ALLOWED_COMPRESSION: Self = Self(1 << 6);
-    pub const ALL: Self = Self((1 << 7) - 1);
+    /// From protocol version 6 on.
+    pub const VALIDATE_RECORDS: Self = Self(1 << 7);
+    pub const ALL: Self = Self((1 << 8) - 1);
 
     pub fn contains(self, other: Self) -> bool {
         self.0 & other.0 == other.0
@@ -186,6 +191,9 @@ impl PartitionSettings {
         }
         if fields.contains(SettingsMask::ALLOWED_COMPRESSION) {
             self.allowed_compression = other.allowed_compression;
+        }
+        if fields.contains(SettingsMask::VALIDATE_RECORDS) {
+            self.takes_any_records = other.takes_any_records;
         }
         self
     }
@@ -351,6 +359,7 @@ mod tests {
             min_durability: 3,
             version: 9,
             allowed_compression: 2,
+            takes_any_records: true,
         };
         assert_eq!(old.with(&new, SettingsMask(0)), old);
         let some = SettingsMask::RETENTION_TIME | SettingsMask::MAX_BATCH_BYTES;

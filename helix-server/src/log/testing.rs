@@ -43,6 +43,7 @@ pub(crate) fn any_settings(rng: &mut StdRng) -> PartitionSettings {
         min_durability: rng.random_range(-1..5),
         version: any_u64(rng),
         allowed_compression: rng.random_range(0..6),
+        takes_any_records: rng.random_bool(0.5),
     }
 }
 

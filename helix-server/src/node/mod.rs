@@ -256,7 +256,7 @@ impl Node {
             metrics: &metrics,
         };
         let (slots, unreplayed) = (ShardSlots::default(), UnreplayedLogs::default());
-        let has_other_replicas = cluster.has_other_replicas().await;
+        let has_other_replicas = cluster.data_has_other_replicas().await;
         let may_be_single = has_other_replicas != Some(true);
         let named = cluster.machine().read(|state| state.shards().clone());
         for shard_id in existing.union(&named).copied() {

@@ -284,7 +284,7 @@ impl super::Node {
         may_give_up: bool,
     ) -> Result<Arc<Shard>> {
         let shard_id = identity.shard_id;
-        let has_other_replicas = self.cluster.has_other_replicas().await;
+        let has_other_replicas = self.cluster.data_has_other_replicas().await;
         // While that is unknown, the log may be the only copy.
         let may_be_single = has_other_replicas != Some(true);
         for _ in 0..REPAIRS_MAX {
@@ -352,7 +352,10 @@ fn retried_unless_single(error: Error, has_other_replicas: Option<bool>) -> Erro
     let why = match has_other_replicas {
         Some(false) => return Error::CorruptLog { what },
         Some(true) => "the log could not be replaced",
-        None => "shard 0 does not know whether other replicas exist",
+        None => {
+            "this may be the only replica: shard 0 has stopped, or a membership change is in \
+             progress"
+        }
     };
     Error::Unusable { what: format!("{what}; repair waits: {why}") }
 }

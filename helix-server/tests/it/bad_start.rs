@@ -18,6 +18,7 @@ use crate::support::{PATIENCE, soon};
 fn command(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_helix-server"));
     command.args(arguments).stdin(Stdio::null()).stdout(Stdio::null()).kill_on_drop(true);
+    command.env("HELIX_TOPIC", "default:4");
     command
 }
 
@@ -179,6 +180,7 @@ fn limited(limit: &str, arguments: &[&str]) -> Command {
     command.args(["-c", &format!("ulimit {limit}; exec \"$0\" \"$@\"")]);
     command.arg(env!("CARGO_BIN_EXE_helix-server")).args(arguments);
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).kill_on_drop(true);
+    command.env("HELIX_TOPIC", "default:4");
     command
 }
 

@@ -20,6 +20,7 @@ use crate::support::{append_request, skipped, soon};
 fn server(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_helix-server"));
     command.args(arguments).stderr(Stdio::piped()).stdout(Stdio::piped()).kill_on_drop(true);
+    command.env("HELIX_TOPIC", "default:4");
     command
 }
 
@@ -110,6 +111,7 @@ async fn ignored_hangup_stays_ignored() {
     let script = "trap '' HUP; exec \"$0\" \"$@\"";
     let mut command = Command::new("sh");
     command.args(["-c", script, program, "--storage=memory", "--listen-addr=127.0.0.1:0"]);
+    command.env("HELIX_TOPIC", "default:4");
     let process = Process::spawn(command).await;
     process.signal(Signal::HUP);
     process.append().await;

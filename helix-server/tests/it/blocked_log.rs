@@ -49,7 +49,11 @@ impl StandardError {
 
 fn start(stderr: Stdio, arguments: &[&str]) -> Child {
     let mut command = Command::new(env!("CARGO_BIN_EXE_helix-server"));
-    command.arg("--storage=memory").args(arguments).stdin(Stdio::null()).stdout(Stdio::null());
+    command
+        .args(["--storage=memory", "--topic=default:4"])
+        .args(arguments)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null());
     command.stderr(stderr).kill_on_drop(true).spawn().unwrap()
 }
 

@@ -8,9 +8,10 @@ use helix_proto::log::v1::start_position::Position;
 use helix_proto::log::v1::subscribe_response::Message;
 use helix_proto::log::v1::{
     AppendRequest, ErrorReason, FetchRequest, OutOfRangePolicy, PartitionRecords, PartitionStart,
-    ReadLimits, Record, ResolveOffsetsRequest, StartPosition, SubscribeRequest,
-    TrimPartitionRequest,
+    ReadLimits, Record, ResolveOffsetsRequest, StartPosition, SubscribeRequest, TopicConfig,
+    TrimPartitionRequest, UpdateTopicRequest,
 };
+use prost_types::FieldMask;
 use tokio::time::Instant;
 use tonic::Code;
 
@@ -136,6 +137,17 @@ async fn invalid_record_fails_only_its_own_read() {
         let payload = [&records[..], &garbage].concat();
         let batch = as_batch(batch::from_payload(3, payload.into()));
         let request = AppendRequest { batch, ..append_request(&[]) };
+        let refused = server.produce().append(request.clone()).await.unwrap_err();
+        assert_eq!(reason(&refused), ErrorReason::CorruptBatch);
+        assert!(refused.message().contains("record 2 at byte"), "{refused}");
+        let update = UpdateTopicRequest {
+            name: "default".to_owned(),
+            config: Some(TopicConfig { validate_records: Some(false), ..TopicConfig::default() }),
+            update_mask: Some(FieldMask { paths: vec!["validate_records".to_owned()] }),
+            topic_id: 0,
+        };
+        let updated = server.topics().update_topic(update).await.unwrap().into_inner();
+        assert_eq!(updated.topic.unwrap().config.unwrap().validate_records, Some(false));
         server.produce().append(request).await.unwrap();
         server.append(&["d"]).await;
         server.append_to(1, &["e"]).await;

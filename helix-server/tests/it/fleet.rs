@@ -72,6 +72,7 @@ impl Fleet {
         ServerConfig {
             shards: Some(DATA_SHARDS),
             node_id: node,
+            topics: vec![("default".to_owned(), 4)],
             storage: StorageMode::Durable,
             listen_addr: self.listen[&node],
             admin_addr: Some(AdminAddr::Off),

@@ -21,6 +21,7 @@ pub(crate) fn arguments(address: SocketAddr, directory: &Path) -> Vec<String> {
         format!("--listen-addr={address}"),
         // The default port derives from the address and may not be free.
         "--admin-addr=off".to_owned(),
+        "--topic=default:4".to_owned(),
         format!("--data-dir={directory}"),
     ]
 }

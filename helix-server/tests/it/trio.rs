@@ -205,6 +205,7 @@ impl TrioPlan {
         ServerConfig {
             shards: Some(3),
             node_id: node,
+            topics: vec![("default".to_owned(), 4)],
             storage: self.storage,
             listen_addr: self.listen[&node],
             peer_addr: self.peer[&node],

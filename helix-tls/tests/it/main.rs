@@ -405,6 +405,30 @@ fn replace(path: &Path, with: &Path) {
     std::fs::rename(temporary, path).unwrap();
 }
 
+/// The runtime of this test has one thread: a read on it would stop the test's own timeout.
+#[tokio::test]
+async fn slow_file_does_not_block_the_runtime() {
+    let files = Files::new();
+    let store = files.store("", &["a"]);
+    let (file, content) = (files.path("a.pem"), std::fs::read(files.path("a.pem")).unwrap());
+    std::fs::remove_file(&file).unwrap();
+    assert!(std::process::Command::new("mkfifo").arg(&file).status().unwrap().success());
+    let (allow, allowed) = std::sync::mpsc::channel::<()>();
+    let writer = std::thread::spawn(move || {
+        // Ends the read in any case.
+        let _ = allowed.recv_timeout(Duration::from_secs(5));
+        std::fs::write(file, content).unwrap();
+    });
+    let refresh = store.refresh_if_older(Duration::ZERO);
+    tokio::pin!(refresh);
+    let early = tokio::time::timeout(Duration::from_millis(50), &mut refresh).await;
+    assert!(early.is_err(), "the read has blocked the runtime until it could end");
+    allow.send(()).unwrap();
+    refresh.await;
+    writer.join().unwrap();
+    assert_eq!(store.status().error, None);
+}
+
 #[tokio::test]
 async fn new_files_are_taken_as_a_pair_or_not_at_all() {
     let files = Files::new();

@@ -40,6 +40,10 @@ pub(crate) fn batch(input: &[u8]) {
     let encoded = batch::from_payload(expected, payload.clone());
     assert!(batch::is_intact(&encoded));
     let decoded = batch::decode(&encoded);
+    // A record that passes the check of an append decodes in every consumer.
+    if batch::scan_records(&payload, expected, record_bytes_max).is_ok() {
+        assert!(scanned.is_ok() && decoded.is_ok());
+    }
     if let Ok(list) = &decoded {
         assert_eq!(list.records.len(), expected as usize);
         let again = batch::decode(&batch::encode(&list.records)).unwrap();

@@ -348,6 +348,22 @@ mod tests {
     }
 
     #[test]
+    fn removed_node_is_one_warning_and_no_source() {
+        let mut snapshot = snapshot();
+        snapshot.nodes.pop();
+        let removed = HealthIssue { reason: HealthReason::Removed.into(), ..down(1) };
+        report_issue(&mut snapshot, 0, removed);
+        // What it reports of others is out of date.
+        report_issue(&mut snapshot, 0, down(2));
+        let health = ClusterHealth::of(&snapshot.without_removed());
+        assert!(health.healthy, "{}", health.text());
+        assert_eq!(health.warnings.len(), 1, "{:?}", health.warnings);
+        assert!(health.warnings[0].contains("node 1 at n1 was removed"), "{:?}", health.warnings);
+        let nodes: Vec<_> = health.nodes.iter().map(|node| node.node_id).collect();
+        assert_eq!(nodes, [2]);
+    }
+
+    #[test]
     fn changed_messages_are_not_a_change() {
         let mut first = snapshot();
         let mut second = snapshot();

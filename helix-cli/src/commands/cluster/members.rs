@@ -11,6 +11,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use tokio::time::{Instant, sleep};
 
+use super::needed::NeededNodes;
 use super::snapshot::ClusterSnapshot;
 use crate::args::{GlobalArgs, WaitArgs};
 use crate::connect::connect;
@@ -188,6 +189,7 @@ pub(super) async fn dry_run(
         obstacles.insert(0, error.root_cause().to_string());
     }
     let node_id = requested.node_id();
+    obstacles.extend(in_the_way(snapshot, node_id));
     for node in snapshot.nodes.iter().filter(|node| node.node_id != node_id) {
         if let Err(error) = &node.report {
             obstacles.push(format!("node {} does not answer: {}", node.node_id, error.message));
@@ -206,6 +208,16 @@ pub(super) async fn dry_run(
         status.obstacles.iter().map(|obstacle| format!("{obstacle}\n")).collect()
     });
     checked.map(|_| ()).and(verdict).and(shown)
+}
+
+/// Returns what the nodes report that delays any change: shards without a majority, and another
+/// node that is leaving.
+fn in_the_way(snapshot: &ClusterSnapshot, node_id: u64) -> Vec<String> {
+    let needed = NeededNodes::describe(&NeededNodes::of(snapshot)).unwrap_or_default();
+    let nodes = snapshot.metadata().map(|it| it.nodes.as_slice()).unwrap_or_default();
+    let leaving = nodes.iter().filter(|node| node.leaving && node.node_id != node_id);
+    let leaving = leaving.map(|node| format!("node {} is being removed", node.node_id));
+    needed.lines().map(str::to_owned).chain(leaving).collect()
 }
 
 fn is_over(change: &MembershipChange) -> bool {
@@ -254,6 +266,7 @@ pub(super) async fn balance(global: &GlobalArgs) -> anyhow::Result<()> {
 mod tests {
     use helix_client::proto::log::v1::{MembershipChangeKind, ShardChange};
 
+    use super::super::snapshot::tests::snapshot;
     use super::*;
 
     fn shard(shard_id: u32, phase: MembershipPhase) -> ShardChange {
@@ -275,6 +288,20 @@ mod tests {
             progress(&change),
             "catching up, 1 of 2 shards done; waiting: shard 1: node 4 cannot be reached"
         );
+    }
+
+    #[test]
+    fn dry_run_names_shards_without_majority_and_nodes_that_leave() {
+        let mut snapshot = snapshot();
+        assert!(in_the_way(&snapshot, 4).is_empty(), "node 3 alone takes no majority away");
+        if let Ok(two) = &mut snapshot.nodes[1].report {
+            two.metadata.nodes[2].leaving = true;
+            two.metadata.shards[1].replicas = vec![2, 3, 4];
+        }
+        let found = in_the_way(&snapshot, 4);
+        let expected =
+            ["shard 1 has no majority; either of 3, 4 is needed", "node 3 is being removed"];
+        assert_eq!(found, expected);
     }
 
     #[test]

@@ -58,12 +58,17 @@ pub(crate) async fn run(global: &GlobalArgs, command: &ClusterSubcommand) -> any
             let change = RequestedChange::Remove { node_id: *node, lost: *lost };
             members::change(global, change, wait).await
         }
-        ClusterSubcommand::ReplaceNode { node, by, peer_addr, wait } => {
+        ClusterSubcommand::ReplaceNode { node, by, peer_addr, force, wait } => {
+            let replacement = removal::Replacement { node: *node, by: *by, force: *force };
             let change = RequestedChange::Replace {
                 lost_node_id: *node,
                 node_id: by.unwrap_or(*node),
                 peer_addr: peer_addr.as_deref().unwrap_or_default(),
             };
+            if wait.dry_run {
+                return replacement.dry_run(global, change).await;
+            }
+            replacement.check(global).await?;
             members::change(global, change, wait).await
         }
         ClusterSubcommand::Drain { node, dry_run } => {

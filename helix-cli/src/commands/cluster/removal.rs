@@ -1,4 +1,4 @@
-//! Checks before `helix cluster remove-node`: obstacles, and losses of redundancy.
+//! Checks before `helix cluster remove-node` and `replace-node`: obstacles, and losses of redundancy.
 //! The service checks that a majority remains; these checks are about redundancy and mistakes.
 
 use super::members::{self, RequestedChange};
@@ -55,17 +55,12 @@ impl Removal {
     pub(super) async fn check(self, global: &GlobalArgs) -> anyhow::Result<()> {
         let snapshot = ClusterSnapshot::take(global).await?;
         if self.is_alive(&snapshot) && !self.force {
-            let what = format!("node {} answers, so it is not lost", self.node);
-            let failure = CliError::new(Exit::Precondition, what);
-            let failure = failure.why(
-                "a node that is removed as lost does not hand over its leaderships and records",
-            );
             let hint = format!(
                 "helix cluster remove-node {node}   moves everything away first\n\
                  helix cluster remove-node {node} --lost --force   if only some nodes reach it",
                 node = self.node
             );
-            return Err(failure.hint(hint).into());
+            return Err(not_lost(self.node).hint(hint).into());
         }
         match self.redundancy_loss(&snapshot) {
             Some(loss) if !self.yes => {
@@ -86,8 +81,7 @@ impl Removal {
         let mut verdict = Ok(());
         if self.is_alive(&snapshot) && !self.force {
             obstacles.push(format!("node {} answers, so --lost needs --force", self.node));
-            let what = format!("remove node {}: it answers", self.node);
-            verdict = Err(CliError::new(Exit::Precondition, what).into());
+            verdict = Err(not_lost(self.node).into());
         }
         if let Some(loss) = self.redundancy_loss(&snapshot) {
             obstacles.push(format!("{}; this needs a confirmation or --yes", loss.text()));
@@ -108,6 +102,63 @@ impl Removal {
         let count = metadata.nodes.iter().filter(|node| !node.leaving).count();
         is_member(self.node).then(|| RedundancyLoss::of(count)).flatten()
     }
+}
+
+/// A requested replacement of a lost node.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Replacement {
+    pub(super) node: u64,
+    /// None for the same id with an empty data directory; the service checks that.
+    pub(super) by: Option<u64>,
+    pub(super) force: bool,
+}
+
+impl Replacement {
+    /// Refuses to replace a node that answers by another one.
+    pub(super) async fn check(self, global: &GlobalArgs) -> anyhow::Result<()> {
+        if !self.may_be_refused() || !self.is_refused(&ClusterSnapshot::take(global).await?) {
+            return Ok(());
+        }
+        let hint = format!(
+            "helix cluster add-node, then helix cluster remove-node {node}   moves everything \
+             away\nhelix cluster replace-node {node} --force ...   if only some nodes reach it",
+            node = self.node
+        );
+        Err(not_lost(self.node).hint(hint).into())
+    }
+
+    /// Reports everything that is in the way.
+    ///
+    /// # Errors
+    /// Fails if the service or a check would refuse the replacement.
+    pub(super) async fn dry_run(
+        self,
+        global: &GlobalArgs,
+        requested: RequestedChange<'_>,
+    ) -> anyhow::Result<()> {
+        let snapshot = ClusterSnapshot::take(global).await?;
+        let (mut obstacles, mut verdict) = (Vec::new(), Ok(()));
+        if self.is_refused(&snapshot) {
+            obstacles.push(format!("node {} answers, so this needs --force", self.node));
+            verdict = Err(not_lost(self.node).into());
+        }
+        members::dry_run(global, &snapshot, requested, obstacles, verdict).await
+    }
+
+    fn may_be_refused(self) -> bool {
+        !self.force && self.by.is_some_and(|by| by != self.node)
+    }
+
+    fn is_refused(self, snapshot: &ClusterSnapshot) -> bool {
+        self.may_be_refused() && snapshot.is_reachable(self.node)
+    }
+}
+
+/// Returns the refusal to treat a node that answers as lost.
+fn not_lost(node: u64) -> CliError {
+    let failure =
+        CliError::new(Exit::Precondition, format!("node {node} answers, so it is not lost"));
+    failure.why("a node that is removed as lost does not hand over its leaderships and records")
 }
 
 #[cfg(test)]

@@ -75,7 +75,7 @@ impl ClusterSnapshot {
     }
 
     /// Moves removed nodes out of the nodes: what they know is out of date.
-    fn without_removed(mut self) -> Self {
+    pub(super) fn without_removed(mut self) -> Self {
         let is_removed = |node: &NodeSnapshot| {
             let issues = node.report.as_ref().map(|report| report.health.issues.as_slice());
             issues.is_ok_and(|issues| {

@@ -8,6 +8,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::snapshot::ClusterSnapshot;
+use crate::api_duration::ApiDuration;
 
 /// Summary of the cluster.
 #[derive(Debug, Serialize, JsonSchema)]
@@ -39,18 +40,20 @@ pub(crate) struct NodeRow {
     node_id: u64,
     endpoint: String,
     is_reachable: bool,
+    #[schemars(extend("x-wide" = true))]
     version: Option<String>,
     draining: bool,
     shards_led: usize,
+    #[schemars(extend("x-wide" = true))]
     storage: Option<String>,
     #[schemars(extend("x-wide" = true))]
-    sync_p50_us: Option<u64>,
-    sync_p99_us: Option<u64>,
+    sync_p50: Option<ApiDuration>,
+    sync_p99: Option<ApiDuration>,
     free_bytes: Option<u64>,
     #[schemars(extend("x-wide" = true))]
     rss_bytes: Option<u64>,
     #[schemars(extend("x-wide" = true))]
-    uptime_seconds: Option<u64>,
+    uptime: Option<ApiDuration>,
     /// Error of a node that does not answer.
     failure: Option<String>,
 }
@@ -74,6 +77,7 @@ pub(crate) struct ReplicaRow {
     applied_index: Option<u64>,
     /// Committed entries that this replica has not synced.
     lag: Option<u64>,
+    #[schemars(extend("x-wide" = true))]
     partition_count: Option<u32>,
     #[schemars(extend("x-wide" = true))]
     live_bytes: Option<u64>,
@@ -123,9 +127,8 @@ pub(crate) fn nodes(snapshot: &ClusterSnapshot) -> Vec<NodeRow> {
     };
     let row = |node: &super::snapshot::NodeSnapshot| {
         let status = node.report.as_ref().ok().map(|report| &report.status);
-        let sync = |of: fn(&GetNodeStatusResponse) -> Option<prost_types::Duration>| {
-            let time = helix_proto::time::duration(status.and_then(of)?).ok()?;
-            u64::try_from(time.as_micros()).ok()
+        let time = |of: fn(&GetNodeStatusResponse) -> Option<prost_types::Duration>| {
+            status.and_then(of).and_then(ApiDuration::new)
         };
         NodeRow {
             node_id: node.node_id,
@@ -135,13 +138,11 @@ pub(crate) fn nodes(snapshot: &ClusterSnapshot) -> Vec<NodeRow> {
             draining: is_draining(node.node_id),
             shards_led: leaders.iter().filter(|leader| leader.node_id == node.node_id).count(),
             storage: status.map(|status| status.storage.clone()),
-            sync_p50_us: sync(|status| status.sync_p50),
-            sync_p99_us: sync(|status| status.sync_p99),
+            sync_p50: time(|status| status.sync_p50),
+            sync_p99: time(|status| status.sync_p99),
             free_bytes: status.map(|status| status.free_bytes),
             rss_bytes: status.map(|status| status.rss_bytes),
-            uptime_seconds: status
-                .and_then(|status| status.uptime)
-                .and_then(|time| u64::try_from(time.seconds).ok()),
+            uptime: time(|status| status.uptime),
             failure: node.report.as_ref().err().map(|error| error.message.clone()),
         }
     };

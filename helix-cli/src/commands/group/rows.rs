@@ -7,7 +7,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::names::ShortNames;
-use crate::units;
+use crate::api_duration::ApiDuration;
 
 /// Summary of a group.
 #[derive(Debug, Serialize, JsonSchema)]
@@ -63,9 +63,9 @@ struct MemberRow {
     /// Partitions that the assignment gives it.
     target_count: usize,
     #[schemars(extend("x-wide" = true))]
-    session_timeout: Option<String>,
+    session_timeout: Option<ApiDuration>,
     /// Null until the coordinator has heard from it.
-    since_heartbeat: Option<String>,
+    since_heartbeat: Option<ApiDuration>,
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
@@ -124,8 +124,8 @@ impl MemberRow {
             member_epoch: member.member_epoch,
             owned_count: member.owned.len(),
             target_count: member.target.len(),
-            session_timeout: duration(member.session_timeout).map(units::duration),
-            since_heartbeat: duration(member.since_heartbeat).map(units::measured),
+            session_timeout: member.session_timeout.and_then(ApiDuration::new),
+            since_heartbeat: member.since_heartbeat.and_then(ApiDuration::new),
         }
     }
 }

@@ -212,3 +212,29 @@ fn member_can_change_its_address() {
     assert_eq!(cluster.members.get(2).unwrap().peer_addr, "elsewhere:1");
     assert_eq!(cluster.target().len(), 3);
 }
+
+/// A data shard may have other voters than shard 0 while a change is in progress.
+#[test]
+fn replicas_of_data_shards_are_uncertain_during_a_change() {
+    let others = |cluster: &Cluster, of_shard0| cluster.members.others_have_data(1, of_shard0);
+    let mut cluster = Cluster::of(&[1]);
+    assert_eq!(others(&cluster, Some(false)), Some(false));
+    let peer_addr = "n2:9192".to_owned();
+    cluster.change(MemberCommand::Add(AddMember { node_id: 2, peer_addr }));
+    assert_eq!(others(&cluster, Some(false)), Some(false), "no shard depends on it yet");
+    cluster.join(2);
+    for of_shard0 in [Some(false), Some(true)] {
+        assert_eq!(others(&cluster, of_shard0), None, "node 1 may have the only replica");
+    }
+    cluster.finish();
+    assert_eq!(others(&cluster, Some(true)), Some(true));
+    cluster.change(MemberCommand::Remove(RemoveMember { node_id: 2 }));
+    assert_eq!(others(&cluster, Some(true)), None, "shard 0 is the last to remove the node");
+    cluster.finish();
+    assert_eq!(others(&cluster, Some(false)), Some(false));
+
+    let mut cluster = Cluster::of(&[1, 2, 3]);
+    cluster.change(MemberCommand::Remove(RemoveMember { node_id: 3 }));
+    assert_eq!(others(&cluster, Some(true)), Some(true), "node 2 votes throughout");
+    assert_eq!(others(&cluster, None), None);
+}

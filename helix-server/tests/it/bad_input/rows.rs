@@ -841,6 +841,12 @@ fn configs() -> Vec<FieldCase> {
         update_mask: Some(FieldMask { paths: vec!["max_batch_bytes".to_owned()] }),
         topic_id: 0,
     });
+    let validate = InvalidCall::UpdateTopic(UpdateTopicRequest {
+        name: "default".to_owned(),
+        config: Some(TopicConfig { validate_records: Some(true), ..none }),
+        update_mask: Some(FieldMask { paths: vec!["validate_records".to_owned()] }),
+        topic_id: 0,
+    });
     vec![
         (
             &["CreateTopicRequest.config", "TopicConfig.retention_time"],
@@ -887,6 +893,7 @@ fn configs() -> Vec<FieldCase> {
             with(TopicConfig { allowed_compression: 99, ..none }),
             Refused(R::InvalidArgument, "config.allowed_compression: 99"),
         ),
+        (&["TopicConfig.validate_records"], validate, Fine),
         (
             &["UpdateTopicRequest.config"],
             update,

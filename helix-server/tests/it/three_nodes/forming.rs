@@ -79,6 +79,22 @@ async fn three_nodes_form_one_cluster_in_any_start_order() {
 }
 
 #[tokio::test]
+async fn normal_start_and_stop_log_leaders_and_no_warning() {
+    let (log, _guard) = CapturedLog::capture();
+    let mut trio = Trio::start(TrioPlan::in_memory()).await;
+    for shard in 0..=3 {
+        logged(&log, &format!("became leader shard_id={shard} node=")).await;
+    }
+    trio.stop_all().await;
+    let text = log.text();
+    let mut elections = text.lines().filter(|line| line.contains("became leader"));
+    assert!(elections.all(|line| line.contains(" INFO ") && line.contains(" term=")), "{text}");
+    let is_bad = |line: &&str| line.contains(" WARN helix_") || line.contains(" ERROR helix_");
+    let bad: Vec<&str> = text.lines().filter(is_bad).collect();
+    assert!(bad.is_empty(), "{bad:#?}");
+}
+
+#[tokio::test]
 async fn node_waits_for_its_peers_and_logs_it() {
     let (log, _guard) = CapturedLog::capture();
     let plan = TrioPlan::new();
