@@ -89,6 +89,15 @@ impl ClusterHandler {
             needed_node_ids: vec![node_id],
             message: format!("node {node_id}: {what}"),
         }));
+        let jwks_error = self.node.jwt().and_then(|verifier| verifier.status().error);
+        issues.extend(jwks_error.into_iter().map(|what| HealthIssue {
+            reason: HealthReason::JwtKeys.into(),
+            shard_id: None,
+            needed_node_ids: vec![node_id],
+            message: format!(
+                "node {node_id}: the new JWT keys are not valid, the ones before are in use: {what}"
+            ),
+        }));
         GetHealthResponse { healthy: issues.is_empty(), issues }
     }
 
