@@ -9,8 +9,8 @@ use helix_proto::raft::v1::peer_service_client::PeerServiceClient;
 use helix_server::config::{ClientCertificates, ServerConfig};
 use helix_server::protocol::ProtocolVersions;
 use helix_server::server::{RunningServer, Server};
-use helix_tls::HandshakeError;
 use helix_tls::issue::CertificateAuthority;
+use helix_tls::{CertificateNames, HandshakeError};
 use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
 use tonic::Status;
@@ -219,6 +219,33 @@ async fn a_removed_node_is_refused_although_its_certificate_is_valid() {
     let issues = connection.health().await.unwrap().issues;
     assert!(issues.iter().any(|issue| issue.reason() == HealthReason::Removed), "{issues:?}");
     removed.shutdown().await;
+    trio.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_certificate_that_is_for_no_node_is_refused_before_a_request_is_read() {
+    let trio =
+        SecureTrio::start(|certificates, node, config| certificates.node(node, config)).await;
+    trio.connected().await;
+    let foreign = CertificateAuthority::create("elsewhere", 30).unwrap();
+    let own_ca = trio.certificates.ca("ca");
+    let names = CertificateNames {
+        uris: vec![format!("helix://cluster/{}/node/2", "elsewhere")],
+        ..CertificateNames::default()
+    };
+    // Of the CA that nodes trust, for a node of another cluster.
+    trio.certificates.put("foreign", &own_ca.client_with_names(&names, 30).unwrap());
+    trio.certificates.put("untrusted", &node_pair(&foreign, 2));
+    for (name, what) in [("foreign", "of cluster \"elsewhere\""), ("client", "names no node")] {
+        let mut client = peer_client(&trio, name, "ca");
+        // A request without a message: it is refused, and nothing waits for the rest.
+        let status = soon(client.exchange(tokio_stream::pending())).await.unwrap_err();
+        assert_eq!(status.code(), tonic::Code::FailedPrecondition, "{status}");
+        assert!(status.message().contains(what), "{status}");
+        assert!(status.message().contains("is no node of this cluster"), "{status}");
+    }
+    let error = hello(&trio, "untrusted", "ca", 2).await.unwrap_err();
+    assert!(format!("{error:?}").contains("trusts no CA that signed"), "{error:?}");
     trio.shutdown().await;
 }
 
