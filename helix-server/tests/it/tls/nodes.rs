@@ -1,6 +1,6 @@
 //! Nodes that other nodes refuse: both sides have the reason, and health has it.
 
-use std::sync::Arc;
+use std::net::SocketAddr;
 
 use helix_client::{Client, Config};
 use helix_proto::log::v1::{GetHealthRequest, HealthReason, MembershipPhase};
@@ -9,14 +9,10 @@ use helix_proto::raft::v1::peer_service_client::PeerServiceClient;
 use helix_server::config::{ClientCertificates, ServerConfig};
 use helix_server::protocol::ProtocolVersions;
 use helix_server::server::{RunningServer, Server};
+use helix_tls::CertificateNames;
 use helix_tls::issue::CertificateAuthority;
-use helix_tls::{CertificateNames, HandshakeError};
-use hyper_util::rt::TokioIo;
-use tokio::net::TcpStream;
 use tonic::Status;
-use tonic::codegen::http::Uri;
-use tonic::transport::{Channel, Endpoint};
-use tower::service_fn;
+use tonic::transport::Channel;
 
 use super::cluster::SecureTrio;
 use super::{Certificates, metadata, node_pair, refused};
@@ -25,19 +21,8 @@ use crate::trio::until;
 
 /// Returns a client of node 1's peer port whose connections have these files.
 fn peer_client(trio: &SecureTrio, name: &str, ca: &str) -> PeerServiceClient<Channel> {
-    let connector = Arc::new(trio.certificates.connector(name, ca));
-    let dial = service_fn(move |uri: Uri| {
-        let connector = connector.clone();
-        async move {
-            let stream = TcpStream::connect(uri.authority().unwrap().as_str()).await?;
-            let connected = connector.connect(stream, "127.0.0.1").await;
-            connected.map(TokioIo::new).map_err(HandshakeError::into_io)
-        }
-    });
-    let address = format!("http://127.0.0.1:{}", trio.peer_ports[0]);
-    PeerServiceClient::new(
-        Endpoint::from_shared(address).unwrap().connect_with_connector_lazy(dial),
-    )
+    let addr = SocketAddr::from(([127, 0, 0, 1], trio.peer_ports[0]));
+    PeerServiceClient::new(trio.certificates.channel(name, ca, addr, "127.0.0.1"))
 }
 
 /// Says hello to node 1 over a connection with these files, as if from `from_node`.
