@@ -296,6 +296,40 @@ async fn half_open_handshakes_make_way_and_end() {
 }
 
 #[tokio::test]
+async fn ten_thousand_silent_connections_leave_others_served() {
+    const SILENT: u64 = 10_000;
+    const OPEN_MAX: usize = 256;
+    let files = Files::new();
+    files.node("n1", "a", 1, 30);
+    let store = files.store("n1", &["a"]);
+    let deadline = Duration::from_secs(600);
+    let options = options(ClientAuth::Off, PlaintextRule::Refuse);
+    let options = AcceptorOptions { deadline, handshakes_max: OPEN_MAX, ..options };
+    let port = Arc::new(Acceptor::new(store, options).unwrap());
+    let client = Connector::new(files.store("", &["a"]), ServerRule::HostName).unwrap();
+    let mut silent = Vec::new();
+    for number in 1..=SILENT {
+        let (mut near, far) = duplex(64);
+        if number % 2 == 0 {
+            // The start of a handshake.
+            near.write_all(&[0x16, 3, 1, 0x40, 0, 1]).await.unwrap();
+        }
+        let port = port.clone();
+        tokio::spawn(async move { port.accept(far, "client").await.err() });
+        silent.push(near);
+        if number % 1_000 == 0 {
+            let served = shake(&port, &client, "127.0.0.1");
+            let served = tokio::time::timeout(Duration::from_secs(10), served).await;
+            let (accepted, connected) = served.expect("a good client is served in time");
+            assert_eq!((said(accepted), said(connected)), ("ok".to_owned(), "ok".to_owned()));
+        }
+    }
+    let count = |result: &str| port.counts().iter().find(|it| it.0 == result).unwrap().1;
+    assert_eq!((count("succeeded"), count("timed_out"), count("failed")), (10, 0, 0));
+    assert!(count("displaced") >= SILENT - OPEN_MAX as u64 - 1_000, "{}", count("displaced"));
+}
+
+#[tokio::test]
 async fn another_ca_of_the_same_name_is_named_as_the_cause() {
     let files = Files::new();
     let same_name = |_| {
