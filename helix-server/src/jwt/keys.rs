@@ -26,13 +26,13 @@ const KEY_ID_BYTES_MAX: usize = 256;
 /// Reason why a JWKS is not used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum JwksError {
-    #[error("has {bytes} bytes, the limit is {JWKS_BYTES_MAX}")]
+    #[error("has {bytes} bytes, the limit is {max}", max = JWKS_BYTES_MAX)]
     TooLarge { bytes: usize },
     #[error("is not a JWKS: write JSON with a list \"keys\" of objects")]
     Malformed,
-    #[error("has {keys} keys, the limit is {JWKS_KEYS_MAX}")]
+    #[error("has {keys} keys, the limit is {max}", max = JWKS_KEYS_MAX)]
     TooManyKeys { keys: usize },
-    #[error("has two keys with the id {key_id} and one algorithm; give each its own id")]
+    #[error("has two keys with the id {key_id} and one algorithm; give each an id of its own")]
     SameId { key_id: String },
     #[error("the key {key} is not valid: {what}")]
     InvalidKey { key: String, what: &'static str },
@@ -139,7 +139,8 @@ impl JwtKey {
             let verify = Value::from("verify");
             operations.as_array().is_some_and(|operations| operations.contains(&verify))
         };
-        if !is_for_signatures || !key.get("key_ops").is_none_or(verifies) {
+        let is_for_verification = key.get("key_ops").is_none_or(verifies);
+        if !is_for_signatures || !is_for_verification {
             return Ok(None);
         }
         let bytes = |name: &str| text(name).and_then(|text| URL_SAFE_NO_PAD.decode(text).ok());
@@ -163,7 +164,7 @@ impl JwtKey {
                     .filter(|(x, y)| x.len() == 32 && y.len() == 32)
                     .ok_or_else(|| invalid("a P-256 key needs x and y of 32 bytes in base64url"))?;
                 // 4 begins an uncompressed point (SEC 1, section 2.3.3).
-                KeyMaterial::P256([&[4], x.as_slice(), y.as_slice()].concat())
+                KeyMaterial::P256([[4].as_slice(), x.as_slice(), y.as_slice()].concat())
             }
             (Some("OKP"), Some("Ed25519")) => {
                 let x = bytes("x").filter(|x| x.len() == 32);
