@@ -27,7 +27,8 @@ const FILE_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// Largest file of a token; nodes take JWTs of up to 6 KiB.
 const FILE_BYTES_MAX: u64 = 8 << 10;
 
-/// Source of a client's token. It never prints the token.
+/// Source of a client's token: one of the cluster, or a JWT of an issuer that it accepts. It never
+/// prints the token.
 #[derive(Clone, Default)]
 pub struct TokenSource(Option<Arc<TokenOrigin>>);
 

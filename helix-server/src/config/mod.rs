@@ -153,7 +153,7 @@ pub struct ServerConfig {
     #[arg(long, value_name = "FILE")]
     pub admin_token_file: Option<PathBuf>,
 
-    /// Public keys of the issuer whose JWTs name callers, a JWKS in JSON; read again when it changes
+    /// Public keys of the issuer whose JWTs name callers, a JWKS; read again when it changes
     #[arg(long, value_name = "FILE")]
     pub jwt_jwks: Option<PathBuf>,
 

@@ -73,7 +73,7 @@ metrics! {
     Failures Counter "helix_failures_total" ["reason"]
         "Failed calls by error reason; see docs/api.md"
     FailedLogins Counter "helix_failed_logins_total" ["reason"]
-        "Calls refused for their credentials: none, a certificate without a principal, a token or a JWT"
+        "Calls refused for their credentials: none, a certificate without a principal, token or JWT"
     OverQuota Counter "helix_over_quota_total" ["limit"]
         "Calls refused and streams delayed because their principal was over its quota"
 

@@ -1,4 +1,5 @@
-//! Callers of a node: their principal, from a token, a JWT or a client certificate, and their rules.
+//! Callers of a node: their principal, from a token, a JWT or a client certificate, and their
+//! rules.
 
 use std::fmt::{self, Display};
 use std::sync::Arc;

@@ -1,4 +1,5 @@
-//! Ends an open stream when its caller loses its token or JWT, or the right that it was opened with.
+//! Ends an open stream when its caller loses its token or JWT, or the right that it was opened
+//! with.
 
 use std::pin::Pin;
 use std::sync::Arc;
