@@ -32,8 +32,7 @@ pub enum JwksError {
     Malformed,
     #[error("has {keys} keys, the limit is {max}", max = JWKS_KEYS_MAX)]
     TooManyKeys { keys: usize },
-    #[error("has two keys with the id {key_id} and one algorithm; give each an id of its own")]
-    SameId { key_id: String },
+    /// It is left out while the set has another key.
     #[error("the key {key} is not valid: {what}")]
     InvalidKey { key: String, what: &'static str },
     #[error(
@@ -198,10 +197,13 @@ pub(super) enum ChosenKey<'a> {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct JwtKeySet {
     keys: Vec<Arc<JwtKey>>,
+    /// Descriptions of the keys that are not valid.
+    invalid: Vec<String>,
 }
 
 impl JwtKeySet {
-    /// Parses a JWKS. Keys for other uses and of other algorithms are left out.
+    /// Parses a JWKS. Keys for other uses, of other algorithms and those that are not valid are left
+    /// out (RFC 7517, section 5): a key that an issuer adds must not end the rotation of its others.
     ///
     /// # Errors
     /// [`JwksError`]
@@ -215,22 +217,44 @@ impl JwtKeySet {
         if listed.len() > JWKS_KEYS_MAX {
             return Err(JwksError::TooManyKeys { keys: listed.len() });
         }
-        let mut keys = Vec::<Arc<JwtKey>>::new();
+        let mut set = Self::default();
+        let mut first_error = None;
         for key in listed {
-            let Some(key) = JwtKey::parse(key.as_object().ok_or(JwksError::Malformed)?)? else {
-                continue;
+            let no_object = || JwksError::InvalidKey {
+                key: "without an id".to_owned(),
+                what: "it is no JSON object",
             };
-            let is_same =
-                |other: &Arc<JwtKey>| other.id == key.id && other.algorithm() == key.algorithm();
-            if let Some(id) = key.id.as_ref().filter(|_| keys.iter().any(is_same)) {
-                return Err(JwksError::SameId { key_id: quote(id).to_string() });
+            let parsed = key.as_object().ok_or_else(no_object).and_then(JwtKey::parse);
+            match parsed.and_then(|key| key.map(|key| set.add(key)).transpose()) {
+                Ok(_) => {}
+                Err(error) => {
+                    set.invalid.push(error.to_string());
+                    first_error.get_or_insert(error);
+                }
             }
-            keys.push(Arc::new(key));
         }
-        if keys.is_empty() {
-            return Err(JwksError::NoKey);
+        match set.keys.is_empty() {
+            true => Err(first_error.unwrap_or(JwksError::NoKey)),
+            false => Ok(set),
         }
-        Ok(Self { keys })
+    }
+
+    fn add(&mut self, key: JwtKey) -> Result<(), JwksError> {
+        let is_same =
+            |other: &Arc<JwtKey>| other.id == key.id && other.algorithm() == key.algorithm();
+        if let Some(id) = key.id.as_ref().filter(|_| self.keys.iter().any(is_same)) {
+            let what = "another key has its id and algorithm";
+            return Err(JwksError::InvalidKey { key: quote(id).to_string(), what });
+        }
+        self.keys.push(Arc::new(key));
+        Ok(())
+    }
+
+    /// Logs the keys that are not valid.
+    pub(super) fn log_invalid(&self) {
+        for what in &self.invalid {
+            tracing::warn!("left out a JWT key: {what}");
+        }
     }
 
     pub fn len(&self) -> usize {

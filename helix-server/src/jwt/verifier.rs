@@ -119,9 +119,11 @@ impl JwtVerifier {
     /// # Errors
     /// [`JwksError`]
     pub fn new(rules: JwtRules, jwks: &[u8]) -> Result<Self, JwksError> {
+        let keys = JwtKeySet::parse(jwks)?;
+        keys.log_invalid();
         let state = VerifierState {
             generation: 0,
-            keys: Arc::new(JwtKeySet::parse(jwks)?),
+            keys: Arc::new(keys),
             verified: HashMap::new(),
             order: VecDeque::new(),
         };
@@ -198,10 +200,10 @@ impl JwtVerifier {
             .and_then(|json| JwtKeySet::parse(&json).map_err(|error| format!("the JWKS {error}")));
         let taken = match parsed {
             Ok(keys) => {
-                let count = keys.len();
-                let is_new = self.take(keys);
+                let keys = Arc::new(keys);
+                let is_new = self.take(&keys);
                 sync::lock(&self.status).accept(is_new);
-                is_new.then_some(count)
+                is_new.then_some(keys)
             }
             Err(error) => {
                 let is_news = sync::lock(&self.status).reject(&error);
@@ -213,17 +215,18 @@ impl JwtVerifier {
         };
         if let Some(keys) = taken {
             self.changes.send_replace(self.generation.load(Ordering::Acquire));
-            tracing::info!(keys, "took new JWT keys");
+            keys.log_invalid();
+            tracing::info!(keys = keys.len(), "took new JWT keys");
         }
     }
 
     /// Uses these keys. Returns whether they differ from those before.
-    fn take(&self, keys: JwtKeySet) -> bool {
+    fn take(&self, keys: &Arc<JwtKeySet>) -> bool {
         let mut state = self.state();
-        if *state.keys == keys {
+        if state.keys == *keys {
             return false;
         }
-        state.keys = Arc::new(keys);
+        state.keys = keys.clone();
         state.generation += 1;
         state.verified.clear();
         state.order.clear();
