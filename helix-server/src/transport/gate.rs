@@ -286,7 +286,7 @@ mod tests {
     fn headers_differ_by_each_byte_and_by_length() {
         for length in [0, 1, 7, 8, 9, 16, 100] {
             let known: Vec<u8> = (0..length).collect();
-            assert!(is_equal(&known, &known.clone()));
+            assert!(is_equal(&known, &known));
             for at in 0..known.len() {
                 let mut other = known.clone();
                 other[at] ^= 0x80;
