@@ -308,7 +308,7 @@ pub(crate) fn of_health(reason: HealthReason) -> Option<ReasonText> {
         )),
         HealthReason::JwtKeys => Some(text(
             "the new keys that verify JWTs are not valid",
-            "the file of --jwt-jwks was replaced by one that is not a JWKS, or has no usable key",
+            "the new file of --jwt-jwks is not a JWKS, or has no usable key",
             "replace the file; the node reads it without a restart",
         )),
         HealthReason::Unspecified

@@ -132,7 +132,7 @@ impl JwtVerifier {
         Ok(Self { rules, generation, changes, state, status })
     }
 
-    /// Returns the login of a JWT. One that was verified before costs a hash and no signature.
+    /// Returns the login of a JWT. A JWT that was verified before costs a hash and no signature.
     ///
     /// # Errors
     /// [`JwtError`]

@@ -96,7 +96,7 @@ async fn token(nodes: &BTreeMap<u64, Arc<Node>>, expires_at_us: u64) -> String {
     format!("Bearer {}", token.reveal())
 }
 
-/// Expects that each node accepts a token, and refuses another one that has expired.
+/// Expects that each node accepts the valid token and refuses the expired one.
 fn expect_expiry(nodes: &BTreeMap<u64, Arc<Node>>, valid: &str, expired: &str) {
     for node in nodes.values() {
         let login = |header: &str| node.login(Some(header.as_bytes()), None);
