@@ -308,6 +308,11 @@ pub(crate) fn of_health(reason: HealthReason) -> Option<ReasonText> {
             "replace the files; the node reads them without a restart\n\
              helix cert node   makes a certificate",
         )),
+        HealthReason::JwtKeys => Some(text(
+            "the new keys that verify JWTs are not valid",
+            "the new file of --jwt-jwks is not a JWKS, or has no usable key",
+            "replace the file; the node reads it without a restart",
+        )),
         HealthReason::Unspecified
         | HealthReason::NoLeader
         | HealthReason::DiskFull

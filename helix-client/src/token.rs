@@ -24,10 +24,11 @@ const FILE_VARIABLE: &str = "HELIX_TOKEN_FILE";
 /// Interval between checks of a token's file for changes.
 const FILE_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Largest file of a token.
-const FILE_BYTES_MAX: u64 = 4 << 10;
+/// Largest file of a token; nodes take JWTs of up to 6 KiB.
+const FILE_BYTES_MAX: u64 = 8 << 10;
 
-/// Source of a client's token. It never prints the token.
+/// Source of a client's token: one of the cluster, or a JWT of an issuer that it accepts. It never
+/// prints the token.
 #[derive(Clone, Default)]
 pub struct TokenSource(Option<Arc<TokenOrigin>>);
 

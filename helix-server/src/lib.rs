@@ -53,6 +53,7 @@ pub mod clock;
 mod doc_tables;
 pub mod error;
 pub mod file_limit;
+pub mod jwt;
 pub mod limits;
 mod log_threads;
 pub mod memory;

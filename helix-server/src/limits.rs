@@ -48,7 +48,7 @@ pub const USER_AGENT_BYTES_MAX: usize = 128;
 /// Shortest time between two requests to shard 0's leader for tokens that this node does not know.
 pub const TOKEN_REFRESH_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Longest time between two checks of the expiry of an open stream's token.
+/// Longest time between two checks of the expiry of an open stream's token or JWT.
 pub const TOKEN_EXPIRY_POLL_MAX: Duration = Duration::from_secs(30);
 
 /// Default limits of a topic. A response with the largest such batch stays below 4 MiB, the largest

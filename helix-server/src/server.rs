@@ -1,6 +1,7 @@
 //! Starts and stops a server: a node, its transport and its admin port.
 //! Embeddable: handles no signals, prints nothing and never ends the process.
 
+mod jwt;
 mod tls;
 
 use std::fmt::{self, Display};
@@ -53,6 +54,8 @@ pub enum StartError {
     AdminListen { addr: SocketAddr, error: io::Error },
     #[error("cannot use the certificates: {0}")]
     Tls(String),
+    #[error("cannot use the keys of JWTs: {0}")]
+    Jwt(String),
     #[error("cannot start the runtime: {0}")]
     Runtime(io::Error),
     #[error(transparent)]
@@ -72,8 +75,8 @@ struct Ports {
     admin: Option<AdminServer>,
     files: FileBudget,
     tls: PortsTls,
-    /// Ends the watch of the certificate files.
-    certificates: Option<DropGuard>,
+    /// Ends the watch of the certificate files and of the keys of JWTs.
+    file_watches: Vec<DropGuard>,
 }
 
 /// A running server. Dropping the handle does not stop the server; the end of its runtime does.
@@ -90,8 +93,8 @@ pub struct RunningServer {
     serving: JoinHandle<()>,
     is_encrypted: bool,
     is_admin_encrypted: bool,
-    /// Ends the watch of the certificate files.
-    _certificates: Option<DropGuard>,
+    /// Ends the watch of the certificate files and of the keys of JWTs.
+    _file_watches: Vec<DropGuard>,
 }
 
 impl Server {
@@ -109,12 +112,16 @@ impl Server {
         let local_addr = listener.local_addr().map_err(listen_error)?;
         let tls = PortsTls::open(&config)?;
         // An empty node may wait for days to join its cluster, and its ports are open meanwhile.
-        let certificates = tls.watch();
+        let mut file_watches: Vec<DropGuard> = tls.watch().into_iter().collect();
+        let verifier = config.open_jwt().map_err(StartError::Jwt)?;
+        if let Some((verifier, file)) = verifier.clone().zip(config.jwks_file()) {
+            file_watches.push(jwt::watch(verifier, file));
+        }
         let admin = match config.admin_listen_addr() {
             Some(addr) => Some(open_admin(addr, tls.admin.clone()).await?),
             None => None,
         };
-        let settings = node_settings(&config, &files);
+        let settings = NodeSettings { jwt: verifier, ..node_settings(&config, &files) };
         // A node with only its own address forms a cluster to which others can be added.
         let peers: std::collections::BTreeMap<u64, String> = config.peers.iter().cloned().collect();
         let node = if peers.is_empty() {
@@ -136,7 +143,7 @@ impl Server {
         }
         warn_of_log_memory(&config, node.shards().len() as u64);
         let endpoint = config.advertise_addr.unwrap_or_else(|| local_addr.to_string());
-        let ports = Ports { local_addr, endpoint, admin, files, tls, certificates };
+        let ports = Ports { local_addr, endpoint, admin, files, tls, file_watches };
         Self::serve_with(node, ports, listener).await
     }
 
@@ -152,7 +159,8 @@ impl Server {
     ) -> Result<RunningServer, StartError> {
         let files = FileBudget::in_memory(file_limit::current(), 0);
         let tls = PortsTls::default();
-        let ports = Ports { local_addr, endpoint, admin: None, files, tls, certificates: None };
+        let file_watches = Vec::new();
+        let ports = Ports { local_addr, endpoint, admin: None, files, tls, file_watches };
         Self::serve_with(node, ports, listener).await
     }
 
@@ -161,7 +169,7 @@ impl Server {
         ports: Ports,
         listener: L,
     ) -> Result<RunningServer, StartError> {
-        let Ports { local_addr, endpoint, admin, files, tls, certificates } = ports;
+        let Ports { local_addr, endpoint, admin, files, tls, file_watches } = ports;
         if let Some(report) = tls.report() {
             node.set_tls(report);
         }
@@ -197,7 +205,7 @@ impl Server {
             serving,
             is_encrypted,
             is_admin_encrypted,
-            _certificates: certificates,
+            _file_watches: file_watches,
         })
     }
 }
@@ -384,6 +392,7 @@ fn node_settings(config: &ServerConfig, files: &FileBudget) -> NodeSettings {
             AuthSetting::Optional => AuthMode::Optional,
             AuthSetting::Required => AuthMode::Required,
         },
+        jwt: None,
         seed: None,
     }
 }

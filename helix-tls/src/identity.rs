@@ -51,17 +51,26 @@ impl NodeIdentity {
         }
     }
 
-    /// Checks that this certificate may speak as `node_id` to a node with the identity `own`.
+    /// Checks that this certificate is for a node of the cluster of `own`.
     ///
     /// # Errors
-    /// It is for another cluster or another node.
-    pub fn check(&self, own: &Self, node_id: u64) -> Result<(), String> {
+    /// It is for another cluster.
+    pub fn check_cluster(&self, own: &Self) -> Result<(), String> {
         if self.cluster != own.cluster {
             return Err(format!(
                 "its certificate is for node {} of cluster {:?}, and this node is in cluster {:?}",
                 self.node_id, self.cluster, own.cluster
             ));
         }
+        Ok(())
+    }
+
+    /// Checks that this certificate may speak as `node_id` to a node with the identity `own`.
+    ///
+    /// # Errors
+    /// It is for another cluster or another node.
+    pub fn check(&self, own: &Self, node_id: u64) -> Result<(), String> {
+        self.check_cluster(own)?;
         if self.node_id != node_id {
             return Err(format!(
                 "its certificate is for node {}, and it cannot be node {node_id}",

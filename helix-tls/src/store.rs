@@ -5,10 +5,11 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 
-use rustls::client::ResolvesClientCert;
-use rustls::server::{ClientHello, ResolvesServerCert};
+use rustls::client::{ResolvesClientCert, verify_server_cert_signed_by_trust_anchor};
+use rustls::pki_types::UnixTime;
+use rustls::server::{ClientHello, ParsedCertificate, ResolvesServerCert, WebPkiClientVerifier};
 use rustls::sign::CertifiedKey;
-use rustls::{RootCertStore, SignatureScheme};
+use rustls::{CertificateError, RootCertStore, SignatureScheme};
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use crate::certificate::{CertificateInfo, CertificateKind, CertificateNames};
@@ -130,11 +131,13 @@ impl TrustedSet {
     /// Checks that this set may replace the one before.
     ///
     /// # Errors
-    /// It has another own certificate, which other processes would refuse now.
+    /// It has another own certificate, which other processes would refuse now. A set with the own
+    /// certificate of before is taken in any case: a CA that is removed must not stay in use.
     fn check_successor_of(
         &self,
         before: &Self,
         files: &CertificateFiles,
+        rule: Option<&NodeRule>,
     ) -> Result<(), TlsFilesError> {
         let (Some(own), Some(path)) = (self.own_info(), &files.certificate) else { return Ok(()) };
         if self.contents.has_certificate_of(&before.contents) {
@@ -148,7 +151,50 @@ impl TrustedSet {
                         the clock";
             return Err(TlsFilesError::new(path, what));
         }
+        if rule.is_some() {
+            self.check_chain().map_err(|what| TlsFilesError::new(path, what))?;
+        }
         Ok(())
+    }
+
+    /// Checks that nodes with the same CAs accept the own certificate, of a server and of a client.
+    /// Only nodes trust the CAs that they verify others with.
+    ///
+    /// # Errors
+    /// The reason for which they would refuse it.
+    fn check_chain(&self) -> Result<(), String> {
+        let Some(OwnKey(own)) = &self.own else { return Ok(()) };
+        let [leaf, intermediates @ ..] = own.cert.as_slice() else { return Ok(()) };
+        let (provider, now) = (provider(), UnixTime::now());
+        let algorithms = provider.signature_verification_algorithms.all;
+        let as_server = ParsedCertificate::try_from(leaf).and_then(|leaf| {
+            verify_server_cert_signed_by_trust_anchor(
+                &leaf,
+                &self.ca,
+                intermediates,
+                now,
+                algorithms,
+            )
+        });
+        as_server.map_err(|error| chain_error(&error))?;
+        let verifier = WebPkiClientVerifier::builder_with_provider(self.ca.clone(), provider);
+        let verifier = verifier.build().map_err(|error| format!("cannot be verified: {error}"))?;
+        let as_client = verifier.verify_client_cert(leaf, intermediates, now);
+        as_client.map(drop).map_err(|error| chain_error(&error))
+    }
+}
+
+fn chain_error(error: &rustls::Error) -> String {
+    match error {
+        rustls::Error::InvalidCertificate(
+            CertificateError::UnknownIssuer | CertificateError::BadSignature,
+        ) => "is signed by no CA of the CA file, so other nodes would refuse it; put the new CA \
+             into the CA file first, and intermediate certificates after the certificate"
+            .to_owned(),
+        rustls::Error::InvalidCertificate(
+            CertificateError::InvalidPurpose | CertificateError::InvalidPurposeContext { .. },
+        ) => "needs the extended key usages serverAuth and clientAuth".to_owned(),
+        error => format!("would be refused by other nodes: {error}"),
     }
 }
 
@@ -256,6 +302,11 @@ impl CertificateStore {
         if let Some(CertificateInfo { name, .. }) = set.own_info().filter(|info| info.is_early()) {
             tracing::error!(%name, "the certificate is not valid yet; check the clock");
         }
+        if rule.is_some()
+            && let Err(what) = set.check_chain()
+        {
+            tracing::error!("the certificate {what}");
+        }
         let reloads = Reloads {
             status: ReloadStatus { last_at: crate::unix_now(), ..ReloadStatus::default() },
             ..Reloads::default()
@@ -317,7 +368,7 @@ impl CertificateStore {
                 return Ok(None);
             }
             let set = TrustedSet::parse(&self.files, self.rule.as_ref(), contents)?;
-            set.check_successor_of(&before, &self.files)?;
+            set.check_successor_of(&before, &self.files, self.rule.as_ref())?;
             Ok(Some(set))
         });
         let mut reloads = self.reloads();

@@ -190,7 +190,8 @@ for node in 1 2 3; do within_a_minute "helix-$node healthy" is_healthy "$node"; 
 if on_host helix topic list >"$work/last" 2>&1; then fail "a client without TLS was served"; fi
 grep -q "requires TLS" "$work/last" || { cat "$work/last" >&2; fail "the error has no reason"; }
 tools() {
-    docker run --rm -i --network host -e HELIX_ADDR="$addr" -v "$HELIX_TLS_DIR/client:/tls:ro" \
+    docker run --rm -i --network host -e HELIX_ADDR="$addr" -e HELIX_TOKEN \
+        -v "$HELIX_TLS_DIR/client:/tls:ro" \
         -e HELIX_TLS_CA=/tls/ca.pem -e HELIX_TLS_CERT=/tls/client.pem \
         -e HELIX_TLS_KEY=/tls/client.key "$HELIX_IMAGE" "$@"
 }
@@ -199,4 +200,27 @@ tools helix topic create "$topic" --partitions 3 --replication-factor 3 >/dev/nu
 seq 100 | tools helix -q produce "$topic" >/dev/null
 lines=$(tools helix -q -o json consume "$topic" | wc -l)
 [ "$lines" = 100 ] || fail "100 written over TLS, $lines read"
+
+say "the secure variant with rules"
+export HELIX_AUTH=required
+compose up -d --no-build >/dev/null 2>&1 || fail "up with HELIX_AUTH=required failed"
+for node in 1 2 3; do within_a_minute "helix-$node healthy" is_healthy "$node"; done
+if seq 100 | tools helix -q produce "$topic" >"$work/last" 2>&1; then
+    fail "a client without rights was served"
+fi
+grep -q "may not write" "$work/last" || { cat "$work/last" >&2; fail "the error has no reason"; }
+# One node has the file.
+admin_token() {
+    local node
+    for node in 1 2 3; do
+        docker exec "$(container "$node")" cat /var/lib/helix/admin-token 2>/dev/null && return
+    done
+    return 1
+}
+within_a_minute "the first token" admin_token
+token=$(admin_token)
+HELIX_TOKEN=$token tools helix acl allow app "topic:$topic=read,write" >/dev/null
+seq 100 | tools helix -q produce "$topic" >/dev/null
+lines=$(tools helix -q -o json consume "$topic" | wc -l)
+[ "$lines" = 200 ] || fail "200 written with rights, $lines read"
 say "done: $written records, none missing or duplicated"

@@ -68,6 +68,8 @@ pub(crate) struct AccessVerdict {
 pub(crate) struct CallerRow {
     /// Principal; empty without credentials
     principal: String,
+    /// Credentials that name the principal: token, certificate, jwt or none
+    source: &'static str,
     /// True if the node checks rights; else the caller may do everything
     is_restricted: bool,
     /// Id of the token; empty without one
@@ -175,7 +177,14 @@ pub(crate) async fn run_acl(global: &GlobalArgs, command: &AclSubcommand) -> any
 pub(crate) async fn who_am_i(global: &GlobalArgs) -> anyhow::Result<()> {
     let admin = connect(global).await?.admin();
     let caller = admin.who_am_i().await.context("ask for the principal")?;
+    let source = match caller.source() {
+        proto::CallerSource::Unspecified => "none",
+        proto::CallerSource::Token => "token",
+        proto::CallerSource::Certificate => "certificate",
+        proto::CallerSource::Jwt => "jwt",
+    };
     let row = CallerRow {
+        source,
         is_restricted: caller.is_restricted,
         expires_at: shown(caller.expires_at),
         rules: caller.rules.iter().map(rule_text).collect(),

@@ -63,6 +63,11 @@ pub(super) async fn page(
     if let Some(own) = node.tls() {
         tls(&mut page, own);
     }
+    if let Some(status) = node.jwt().map(|verifier| verifier.status()) {
+        page.put(MetricName::JwksReloads, &["succeeded"], status.succeeded);
+        page.put(MetricName::JwksReloads, &["failed"], status.failed);
+        page.put(MetricName::JwksReloadFailed, &[], u64::from(status.error.is_some()));
+    }
     clients(&mut page, load);
     page
 }

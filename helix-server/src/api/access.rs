@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use helix_proto::log::v1::access_service_server::AccessService;
 use helix_proto::log::v1::{
-    self as wire, AllowAccessRequest, AllowAccessResponse, CreateTokenRequest, CreateTokenResponse,
-    ListAccessRequest, ListAccessResponse, ListQuotasRequest, ListQuotasResponse,
-    ListTokensRequest, ListTokensResponse, PrincipalAccess, RemoveAccessRequest,
-    RemoveAccessResponse, RevokeTokenRequest, RevokeTokenResponse, SetQuotaRequest,
-    SetQuotaResponse, TestAccessRequest, TestAccessResponse, TokenInfo, WhoAmIRequest,
-    WhoAmIResponse,
+    self as wire, AllowAccessRequest, AllowAccessResponse, CallerSource, CreateTokenRequest,
+    CreateTokenResponse, ListAccessRequest, ListAccessResponse, ListQuotasRequest,
+    ListQuotasResponse, ListTokensRequest, ListTokensResponse, PrincipalAccess,
+    RemoveAccessRequest, RemoveAccessResponse, RevokeTokenRequest, RevokeTokenResponse,
+    SetQuotaRequest, SetQuotaResponse, TestAccessRequest, TestAccessResponse, TokenInfo,
+    WhoAmIRequest, WhoAmIResponse,
 };
 use tonic::{Request, Response, Status};
 
@@ -25,7 +25,7 @@ use crate::limits::{
 use crate::log::{
     AccessCommand, AccessResource, BearerToken, CreateToken, PrincipalRules, RuleSet, TokenRecord,
 };
-use crate::node::Node;
+use crate::node::{Credentials, Node};
 use crate::transport::CallMemory;
 
 pub(crate) struct AccessHandler {
@@ -45,12 +45,18 @@ impl AccessHandler {
         let caller = call.and_then(CallMemory::access).and_then(|access| access.caller());
         let Some(caller) = caller else { return Ok(WhoAmIResponse::default()) };
         let caller = self.node.renewed(caller)?;
+        let (source, token_id) = match caller.credentials() {
+            Credentials::Certificate => (CallerSource::Certificate, String::new()),
+            Credentials::Token(token) => (CallerSource::Token, shown_id(token.id)),
+            Credentials::Jwt(_) => (CallerSource::Jwt, String::new()),
+        };
         Ok(WhoAmIResponse {
             principal: caller.principal().to_string(),
-            token_id: caller.token().map(|token| shown_id(token.id)).unwrap_or_default(),
-            expires_at: caller.token().and_then(|token| expiry(token)),
+            token_id,
+            expires_at: caller.credentials().expires_at_us().map(time::to_timestamp),
             rules: wire_rules(caller.rules()),
             is_restricted: true,
+            source: source.into(),
         })
     }
 

@@ -43,6 +43,7 @@ pub(crate) struct MethodRow {
 /// A request whose rights are checked.
 pub(crate) trait GuardedRequest {
     const METHOD: &'static str;
+    const KIND: MethodKind;
 
     /// Checks the rights that the request needs.
     fn check(&self, check: &RightsCheck<'_>) -> Result<()>;
@@ -66,6 +67,7 @@ macro_rules! methods {
             impl GuardedRequest for $request {
                 const METHOD: &'static str =
                     concat!("helix.log.v1.", stringify!($service), "/", stringify!($method));
+                const KIND: MethodKind = MethodKind::$kind;
 
                 fn check(&self, check: &RightsCheck<'_>) -> Result<()> {
                     let ($it, $check) = (self, check);
@@ -296,11 +298,21 @@ pub(crate) fn method_row(path: &str) -> Option<&'static MethodRow> {
     ROWS.get(path.strip_prefix('/')?).copied()
 }
 
-/// Checks that the caller of a call may make this request.
+/// Checks that the caller of a call may make this request, by this node's copy of the rules. A
+/// request of a control method does not compile: it takes [`authorize_change`].
 ///
 /// # Errors
 /// [`Error::Unauthenticated`] or [`Error::PermissionDenied`].
 pub(super) fn authorize<T: GuardedRequest>(
+    node: &Node,
+    call: Option<&CallMemory>,
+    request: &T,
+) -> Result<()> {
+    const { assert!(!matches!(T::KIND, MethodKind::Control), "use authorize_change") };
+    authorize_by_copy(node, call, request)
+}
+
+fn authorize_by_copy<T: GuardedRequest>(
     node: &Node,
     call: Option<&CallMemory>,
     request: &T,
@@ -339,9 +351,8 @@ pub(super) fn authorize_subscription(
     topics.iter().try_for_each(|topic| check.subscribed(topic))
 }
 
-/// Like [`authorize_request`], for a change of tokens or rules. It is decided with a copy of the
-/// rules that is as new as the call, so that a revoked administrator makes no change through a node
-/// that lags.
+/// Like [`authorize_request`], for a control method. It is decided with a copy of the rules that is
+/// as new as the call, so that a revoked operator changes nothing through a node that lags.
 ///
 /// # Errors
 /// As of [`authorize`], and [`Error::NoLeader`] if this node cannot learn the newest rules.
@@ -349,12 +360,15 @@ pub(super) async fn authorize_change<T: GuardedRequest + Sync>(
     node: &Node,
     request: &Request<T>,
 ) -> Result<()> {
-    authorize_request(node, request)?;
+    const { assert!(matches!(T::KIND, MethodKind::Control), "use authorize_request") };
     if node.auth_mode() == AuthMode::Off {
         return Ok(());
     }
+    let call = call_memory(request);
+    // First by the copy, so that a caller without the right does not load shard 0's leader.
+    authorize_by_copy(node, call.as_deref(), request.get_ref())?;
     node.cluster().catch_up().await?;
-    authorize_request(node, request)
+    authorize_by_copy(node, call.as_deref(), request.get_ref())
 }
 
 /// Checks again the rights that an open stream was opened with.

@@ -18,7 +18,7 @@ use tokio::time::Instant;
 use tonic::codegen::BoxStream;
 use tonic::{Request, Response, Status};
 
-use super::authorize::authorize_request;
+use super::authorize::{authorize_change, authorize_request};
 use super::metadata::MetadataSource;
 use super::{call_memory, member_changes, time, wire_leader, wire_shard_id};
 use crate::clock::{CLOCK_CONFIRMATION, ClockOffset};
@@ -88,6 +88,15 @@ impl ClusterHandler {
             shard_id: None,
             needed_node_ids: vec![node_id],
             message: format!("node {node_id}: {what}"),
+        }));
+        let jwks_error = self.node.jwt().and_then(|verifier| verifier.status().error);
+        issues.extend(jwks_error.into_iter().map(|what| HealthIssue {
+            reason: HealthReason::JwtKeys.into(),
+            shard_id: None,
+            needed_node_ids: vec![node_id],
+            message: format!(
+                "node {node_id}: the new JWT keys are not valid, the ones before are in use: {what}"
+            ),
         }));
         GetHealthResponse { healthy: issues.is_empty(), issues }
     }
@@ -175,7 +184,7 @@ impl ClusterService for ClusterHandler {
         &self,
         request: Request<AddNodeRequest>,
     ) -> Result<Response<AddNodeResponse>, Status> {
-        authorize_request(&self.node, &request)?;
+        authorize_change(&self.node, &request).await?;
         let change = member_changes::add(&self.node, request.into_inner()).await?;
         Ok(Response::new(AddNodeResponse { change }))
     }
@@ -184,7 +193,7 @@ impl ClusterService for ClusterHandler {
         &self,
         request: Request<RemoveNodeRequest>,
     ) -> Result<Response<RemoveNodeResponse>, Status> {
-        authorize_request(&self.node, &request)?;
+        authorize_change(&self.node, &request).await?;
         let change = member_changes::remove(&self.node, request.into_inner()).await?;
         Ok(Response::new(RemoveNodeResponse { change }))
     }
@@ -193,7 +202,7 @@ impl ClusterService for ClusterHandler {
         &self,
         request: Request<ReplaceNodeRequest>,
     ) -> Result<Response<ReplaceNodeResponse>, Status> {
-        authorize_request(&self.node, &request)?;
+        authorize_change(&self.node, &request).await?;
         let change = member_changes::replace(&self.node, request.into_inner()).await?;
         Ok(Response::new(ReplaceNodeResponse { change }))
     }
@@ -211,7 +220,7 @@ impl ClusterService for ClusterHandler {
         &self,
         request: Request<SetDrainingRequest>,
     ) -> Result<Response<SetDrainingResponse>, Status> {
-        authorize_request(&self.node, &request)?;
+        authorize_change(&self.node, &request).await?;
         member_changes::set_draining(&self.node, request.into_inner()).await?;
         Ok(Response::new(SetDrainingResponse {}))
     }
@@ -220,7 +229,7 @@ impl ClusterService for ClusterHandler {
         &self,
         request: Request<BalanceLeadersRequest>,
     ) -> Result<Response<BalanceLeadersResponse>, Status> {
-        authorize_request(&self.node, &request)?;
+        authorize_change(&self.node, &request).await?;
         self.node.check_member()?;
         let moved = self.node.cluster().balance().await?;
         let shard_ids = moved.into_iter().map(wire_shard_id).collect();
@@ -231,7 +240,7 @@ impl ClusterService for ClusterHandler {
         &self,
         request: Request<TransferLeaderRequest>,
     ) -> Result<Response<TransferLeaderResponse>, Status> {
-        authorize_request(&self.node, &request)?;
+        authorize_change(&self.node, &request).await?;
         let TransferLeaderRequest { shard_id, target_node_id } = request.into_inner();
         let target = Some(target_node_id).filter(|node| *node != 0);
         if let Some(node_id) = target

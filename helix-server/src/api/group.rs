@@ -15,7 +15,7 @@ use helix_proto::log::v1::{
 };
 use tonic::{Request, Response, Status};
 
-use super::authorize::{Visibility, authorize_request, authorize_subscription};
+use super::authorize::{Visibility, authorize_change, authorize_request, authorize_subscription};
 use super::status::status_at;
 use super::{call_memory, group_describe, group_offsets, time};
 use crate::clock::Clock;
@@ -469,7 +469,7 @@ impl GroupService for GroupHandler {
         &self,
         request: Request<SeekGroupRequest>,
     ) -> Result<Response<SeekGroupResponse>, Status> {
-        authorize_request(&self.node, &request)?;
+        authorize_change(&self.node, &request).await?;
         let sought = group_offsets::seek(&self.node, self, request.into_inner()).await?;
         Ok(Response::new(sought))
     }
@@ -478,7 +478,7 @@ impl GroupService for GroupHandler {
         &self,
         request: Request<DeleteGroupRequest>,
     ) -> Result<Response<DeleteGroupResponse>, Status> {
-        authorize_request(&self.node, &request)?;
+        authorize_change(&self.node, &request).await?;
         self.delete(request.into_inner()).await?;
         Ok(Response::new(DeleteGroupResponse {}))
     }

@@ -13,7 +13,7 @@ use helix_proto::log::v1::{
 use tokio::task::yield_now;
 use tonic::{Request, Response, Status};
 
-use super::authorize::{Visibility, authorize_request};
+use super::authorize::{Visibility, authorize_change, authorize_request};
 use super::batch::fencing_token;
 use super::{call_memory, reserve_response, settings, wire_leader, wire_shard_id, wire_watermarks};
 use crate::cluster::TopicSpec;
@@ -241,7 +241,7 @@ impl TopicService for TopicHandler {
         &self,
         request: Request<CreateTopicRequest>,
     ) -> Result<Response<CreateTopicResponse>, Status> {
-        authorize_request(&self.node, &request)?;
+        authorize_change(&self.node, &request).await?;
         let call = call_memory(&request);
         let topic = Some(self.create(request.into_inner(), call.as_deref()).await?);
         Ok(Response::new(CreateTopicResponse { topic }))
@@ -270,7 +270,7 @@ impl TopicService for TopicHandler {
         &self,
         request: Request<UpdateTopicRequest>,
     ) -> Result<Response<UpdateTopicResponse>, Status> {
-        authorize_request(&self.node, &request)?;
+        authorize_change(&self.node, &request).await?;
         let call = call_memory(&request);
         let topic = Some(self.update(request.into_inner(), call.as_deref()).await?);
         Ok(Response::new(UpdateTopicResponse { topic }))
@@ -280,7 +280,7 @@ impl TopicService for TopicHandler {
         &self,
         request: Request<AddPartitionsRequest>,
     ) -> Result<Response<AddPartitionsResponse>, Status> {
-        authorize_request(&self.node, &request)?;
+        authorize_change(&self.node, &request).await?;
         let call = call_memory(&request);
         let topic = Some(self.add_partitions(request.get_ref(), call.as_deref()).await?);
         Ok(Response::new(AddPartitionsResponse { topic }))
@@ -290,7 +290,7 @@ impl TopicService for TopicHandler {
         &self,
         request: Request<DeleteTopicRequest>,
     ) -> Result<Response<DeleteTopicResponse>, Status> {
-        authorize_request(&self.node, &request)?;
+        authorize_change(&self.node, &request).await?;
         let DeleteTopicRequest { name, topic_id } = request.get_ref();
         self.node.cluster().delete_topic(name, *topic_id).await?;
         Ok(Response::new(DeleteTopicResponse {}))
@@ -300,7 +300,7 @@ impl TopicService for TopicHandler {
         &self,
         request: Request<TrimPartitionRequest>,
     ) -> Result<Response<TrimPartitionResponse>, Status> {
-        authorize_request(&self.node, &request)?;
+        authorize_change(&self.node, &request).await?;
         Ok(Response::new(self.trim(request.get_ref()).await?))
     }
 
@@ -308,7 +308,7 @@ impl TopicService for TopicHandler {
         &self,
         request: Request<SetFencingTokenRequest>,
     ) -> Result<Response<SetFencingTokenResponse>, Status> {
-        authorize_request(&self.node, &request)?;
+        authorize_change(&self.node, &request).await?;
         Ok(Response::new(self.fence(request.get_ref()).await?))
     }
 }

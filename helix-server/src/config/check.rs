@@ -130,6 +130,7 @@ impl ServerConfig {
         self.check_peers(&mut problems);
         self.check_addresses(&mut problems);
         self.check_tls(&mut problems);
+        self.check_jwt(&mut problems);
         problems.0
     }
 

@@ -5,6 +5,7 @@ mod check;
 mod container;
 mod file;
 mod flags;
+mod jwt;
 mod print;
 #[cfg(test)]
 mod reference;
@@ -26,6 +27,7 @@ use crate::memory::MemoryShares;
 pub use check::ConfigError;
 pub use container::ContainerLimits;
 pub use flags::{ConfigAction, Flags, ResolvedConfig, SettingOrigin};
+pub use jwt::JwksFile;
 pub use settings::{Setting, SettingKind, settings};
 pub use tls::{ClientCertificates, TlsUse};
 pub use token_file::SecretFile;
@@ -150,6 +152,27 @@ pub struct ServerConfig {
     /// is off [default: admin-token in the data directory]
     #[arg(long, value_name = "FILE")]
     pub admin_token_file: Option<PathBuf>,
+
+    /// Public keys of the issuer whose JWTs name callers, a JWKS; read again when it changes
+    #[arg(long, value_name = "FILE")]
+    pub jwt_jwks: Option<PathBuf>,
+
+    /// Issuer that a JWT must be of: its claim "iss"
+    #[arg(long, value_name = "URL")]
+    pub jwt_issuer: Option<String>,
+
+    /// Audience that a JWT must be for: its claim "aud"
+    #[arg(long, value_name = "NAME")]
+    pub jwt_audience: Option<String>,
+
+    /// Claim of a JWT that names the principal
+    #[arg(long, value_name = "CLAIM", default_value = "sub")]
+    pub jwt_principal_claim: String,
+
+    /// Beginning of the principals of JWTs; empty lets a JWT name the principals of tokens and
+    /// certificates too
+    #[arg(long, value_name = "TEXT", default_value = "jwt:")]
+    pub jwt_principal_prefix: String,
 
     /// Certificate of this node, PEM, followed by its intermediate certificates; turns TLS on
     #[arg(long, value_name = "FILE")]

@@ -22,10 +22,10 @@ mod topic;
 pub(crate) use access::AccessRecord;
 pub use access::{
     AccessChange, AccessCommand, AccessOperation, AccessResource, AccessRule, AccessState,
-    BearerToken, CreateToken, EVERY_PRINCIPAL, OperationSet, PRINCIPAL_BYTES_MAX, PrincipalRules,
-    QUOTA_BYTES_MIN, QUOTAS_MAX, QuotaLimits, RULES_MAX, RULES_PER_COMMAND_MAX,
-    RULES_PER_PRINCIPAL_MAX, ResourceKind, RuleSet, TOKENS_MAX, TokenError, TokenRecord,
-    is_principal_name,
+    BearerToken, CreateToken, EVERY_PRINCIPAL, JwtError, OperationSet, PRINCIPAL_BYTES_MAX,
+    PresentedToken, PrincipalRules, QUOTA_BYTES_MIN, QUOTAS_MAX, QuotaLimits, RULES_MAX,
+    RULES_PER_COMMAND_MAX, RULES_PER_PRINCIPAL_MAX, ResourceKind, RuleSet, TOKENS_MAX, TokenError,
+    TokenRecord, is_principal_name,
 };
 pub use checkpoint::CheckpointError;
 pub use cluster_reply::ClusterReply;

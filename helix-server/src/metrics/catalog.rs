@@ -73,7 +73,7 @@ metrics! {
     Failures Counter "helix_failures_total" ["reason"]
         "Failed calls by error reason; see docs/api.md"
     FailedLogins Counter "helix_failed_logins_total" ["reason"]
-        "Calls refused for their credentials: none, a certificate without a principal, or a token"
+        "Calls refused for their credentials: none, a certificate without a principal, token or JWT"
     OverQuota Counter "helix_over_quota_total" ["limit"]
         "Calls refused and streams delayed because their principal was over its quota"
 
@@ -237,6 +237,10 @@ metrics! {
         "Unix time of the last reload of the certificate files, or of the start"
     CertificateReloadFailed Gauge "helix_certificate_reload_failed" []
         "1 while the certificate files are not valid and the ones before are in use, else 0"
+    JwksReloads Counter "helix_jwks_reloads_total" ["result"]
+        "Reloads of changed JWT keys: succeeded, or failed and the ones before stay in use"
+    JwksReloadFailed Gauge "helix_jwks_reload_failed" []
+        "1 while the file of JWT keys is not valid and the ones before are in use, else 0"
     TlsHandshakes Counter "helix_tls_handshakes_total" ["port" "result"]
         "TLS handshakes by result; plaintext counts connections without TLS"
     LimitEvents Counter "helix_limit_events_total" ["limit"]

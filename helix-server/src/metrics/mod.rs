@@ -19,7 +19,24 @@ pub use values::{BOUNDS_US, Counter, Histogram};
 const CODECS: [&str; 2] = ["lz4", "zstd"];
 
 /// Reasons of failed logins with counters of their own: values of the label `reason`.
-pub const FAILED_LOGINS: [&str; 5] = ["missing", "certificate", "malformed", "unknown", "expired"];
+pub const FAILED_LOGINS: [&str; 16] = [
+    "missing",
+    "certificate",
+    "malformed",
+    "unknown",
+    "expired",
+    "jwt_off",
+    "jwt_too_large",
+    "jwt_malformed",
+    "jwt_algorithm",
+    "jwt_unknown_key",
+    "jwt_signature",
+    "jwt_issuer",
+    "jwt_audience",
+    "jwt_expired",
+    "jwt_early",
+    "jwt_principal",
+];
 
 /// Limits of quotas with counters of their own: values of the label `limit`.
 pub const QUOTA_LIMITS: [&str; 4] = ["bytes_in", "bytes_out", "requests", "connections"];

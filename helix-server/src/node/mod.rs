@@ -68,7 +68,7 @@ use logs::{LogIdentity, NodeLogs};
 pub use lookup::LocatedPartition;
 use open::{ShardContext, StartupPeers, directory, existing_shards, open_cluster, open_or_rebuild};
 use principal::TokenRefresh;
-pub use principal::{AuthMode, Caller, Principal};
+pub use principal::{AuthMode, Caller, Credentials, Principal};
 use quota::QuotaMeters;
 pub use quota::{ConnectionSlot, QuotaKind, QuotaMeter};
 pub use readiness::Unready;

@@ -1,4 +1,5 @@
-//! Callers of a node: their principal, from a token or a client certificate, and their rules.
+//! Callers of a node: their principal, from a token, a JWT or a client certificate, and their
+//! rules.
 
 use std::fmt::{self, Display};
 use std::sync::Arc;
@@ -10,10 +11,12 @@ use super::Node;
 use super::quota::QuotaMeter;
 use crate::clock::Clock;
 use crate::error::Error;
+use crate::jwt::{JwtLogin, JwtVerifier};
 use crate::limits::TOKEN_REFRESH_INTERVAL;
 use crate::log::{AccessOperation, AccessResource};
 use crate::log::{
-    AccessState, BearerToken, ResourceKind, RuleSet, TokenError, TokenRecord, is_principal_name,
+    AccessState, JwtError, PresentedToken, ResourceKind, RuleSet, TokenError, TokenRecord,
+    is_principal_name,
 };
 
 /// Treatment of callers.
@@ -37,6 +40,11 @@ impl Principal {
     /// Returns the principal of a token.
     fn of_token(token: &TokenRecord) -> Self {
         Self(token.principal.as_str().into())
+    }
+
+    /// Returns the principal of a verified JWT.
+    fn of_jwt(login: &JwtLogin) -> Self {
+        Self(login.principal().clone())
     }
 
     /// Returns the principal of a verified client certificate.
@@ -83,12 +91,32 @@ fn ambiguous(kind: &str, names: &[String]) -> String {
     format!("the client certificate has {} {kind}, so its principal is ambiguous", names.len())
 }
 
+/// Proof of a caller's principal.
+#[derive(Debug, Clone)]
+pub enum Credentials {
+    /// Verified when the connection was opened.
+    Certificate,
+    Token(Arc<TokenRecord>),
+    Jwt(Arc<JwtLogin>),
+}
+
+impl Credentials {
+    /// Returns the time from which they are refused, in microseconds since the Unix epoch; `None`
+    /// if they do not expire.
+    pub fn expires_at_us(&self) -> Option<u64> {
+        match self {
+            Self::Certificate => None,
+            Self::Token(token) => Some(token.expires_at_us).filter(|at| *at > 0),
+            Self::Jwt(login) => Some(login.refused_us()),
+        }
+    }
+}
+
 /// A caller with its rules, as of one state of access control.
 #[derive(Debug, Clone)]
 pub struct Caller {
     principal: Principal,
-    /// `None` for a caller with a certificate.
-    token: Option<Arc<TokenRecord>>,
+    credentials: Credentials,
     rules: Arc<RuleSet>,
     access: Arc<AccessState>,
     meter: Arc<QuotaMeter>,
@@ -98,13 +126,13 @@ impl Caller {
     fn new(
         node: &Node,
         principal: Principal,
-        token: Option<Arc<TokenRecord>>,
+        credentials: Credentials,
         access: Arc<AccessState>,
     ) -> Self {
         let rules = access.rules_of(principal.as_str()).cloned().unwrap_or_default();
         let newest = || node.cluster.machine().access();
         let meter = node.quota_meters.meter(principal.as_str(), newest);
-        Self { principal, token, rules, access, meter }
+        Self { principal, credentials, rules, access, meter }
     }
 
     /// Returns the meter of the principal's quota, which its connections share.
@@ -116,8 +144,8 @@ impl Caller {
         &self.principal
     }
 
-    pub fn token(&self) -> Option<&Arc<TokenRecord>> {
-        self.token.as_ref()
+    pub fn credentials(&self) -> &Credentials {
+        &self.credentials
     }
 
     pub fn rules(&self) -> &Arc<RuleSet> {
@@ -175,6 +203,11 @@ impl Node {
         self.settings.auth
     }
 
+    /// Returns the verifier of JWTs; `None` if this node accepts none.
+    pub fn jwt(&self) -> Option<&Arc<JwtVerifier>> {
+        self.settings.jwt.as_ref()
+    }
+
     /// Returns the caller of a request with this authorization header, on a connection with this
     /// principal of its client certificate. The header decides if there are both. `None` for a
     /// caller without credentials.
@@ -189,35 +222,62 @@ impl Node {
         let access = self.cluster.machine().access();
         let Some(header) = header else {
             return match certificate {
-                Some(Ok(principal)) => Ok(Some(Caller::new(self, principal.clone(), None, access))),
+                Some(Ok(principal)) => {
+                    let credentials = Credentials::Certificate;
+                    Ok(Some(Caller::new(self, principal.clone(), credentials, access)))
+                }
                 Some(Err(what)) => Err(TokenError::Certificate(what.clone())),
                 None => Ok(None),
             };
         };
-        let token = BearerToken::from_header(header)?;
-        let token = access.verify(&token, self.clock.now_us())?.clone();
-        Ok(Some(Caller::new(self, Principal::of_token(&token), Some(token), access)))
+        let now_us = self.clock.now_us();
+        let (principal, credentials) = match PresentedToken::from_header(header)? {
+            PresentedToken::Cluster(token) => {
+                let token = access.verify(&token, now_us)?.clone();
+                (Principal::of_token(&token), Credentials::Token(token))
+            }
+            PresentedToken::Jwt(jwt) => {
+                let login = self.jwt().ok_or(JwtError::Off)?.verify(jwt, now_us)?;
+                (Principal::of_jwt(&login), Credentials::Jwt(login))
+            }
+        };
+        Ok(Some(Caller::new(self, principal, credentials, access)))
     }
 
-    /// Returns whether the caller's rules are the newest, and its token has not expired. Does not
-    /// allocate.
+    /// Returns whether the caller's rules are the newest, and its token or JWT is still valid. Does
+    /// not allocate.
     pub fn is_current(&self, caller: &Caller) -> bool {
-        let is_valid = |token: &Arc<TokenRecord>| token.check_expiry(self.clock.now_us()).is_ok();
-        self.cluster.machine().is_current(&caller.access)
-            && caller.token.as_ref().is_none_or(is_valid)
+        let is_valid = match &caller.credentials {
+            Credentials::Certificate => true,
+            Credentials::Token(token) => token.check_expiry(self.clock.now_us()).is_ok(),
+            Credentials::Jwt(login) => {
+                let now_us = self.clock.now_us();
+                self.jwt().is_some_and(|verifier| verifier.is_current(login, now_us))
+            }
+        };
+        is_valid && self.cluster.machine().is_current(&caller.access)
     }
 
     /// Returns the caller with its rules of now.
     ///
     /// # Errors
-    /// [`TokenError`] if its token has expired or was revoked.
+    /// [`TokenError`] if its token or JWT has expired, or if the token or the key of the JWT was
+    /// removed.
     pub fn renewed(&self, caller: &Caller) -> Result<Caller, TokenError> {
         let access = self.cluster.machine().access();
-        if let Some(token) = &caller.token {
-            let known = access.token(token.id).filter(|known| *known == token);
-            known.ok_or(TokenError::Unknown)?.check_expiry(self.clock.now_us())?;
-        }
-        Ok(Caller::new(self, caller.principal.clone(), caller.token.clone(), access))
+        let now_us = self.clock.now_us();
+        let credentials = match &caller.credentials {
+            Credentials::Certificate => Credentials::Certificate,
+            Credentials::Token(token) => {
+                let known = access.token(token.id).filter(|known| *known == token);
+                known.ok_or(TokenError::Unknown)?.check_expiry(now_us)?;
+                Credentials::Token(token.clone())
+            }
+            Credentials::Jwt(login) => {
+                Credentials::Jwt(self.jwt().ok_or(JwtError::Off)?.renew(login, now_us)?)
+            }
+        };
+        Ok(Caller::new(self, caller.principal.clone(), credentials, access))
     }
 }
 

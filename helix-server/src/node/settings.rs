@@ -8,6 +8,7 @@ use helix_wal::storage::Storage;
 
 use super::principal::AuthMode;
 use crate::clock::Clock;
+use crate::jwt::JwtVerifier;
 use crate::log::PartitionSettings;
 use crate::memory::MemoryShares;
 use crate::shard::LogLimits;
@@ -84,6 +85,8 @@ pub struct NodeSettings {
     pub clock: Arc<dyn Clock>,
     /// Treatment of callers.
     pub auth: AuthMode,
+    /// Verifier of JWTs; `None` accepts none.
+    pub jwt: Option<Arc<JwtVerifier>>,
     /// Random seed for simulations; `None` seeds from the operating system.
     pub seed: Option<u64>,
 }

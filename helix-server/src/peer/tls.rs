@@ -145,6 +145,20 @@ pub(super) enum CallerRule {
 }
 
 impl CallerRule {
+    /// Checks that the caller of a connection is a node of this cluster, before a request is read.
+    ///
+    /// # Errors
+    /// The reason, for the operators of both nodes.
+    pub(super) fn check_cluster(self, caller: Option<&CallerIdentity>) -> Result<(), String> {
+        match (caller, self) {
+            (Some(caller), _) => caller.check_cluster(),
+            (None, Self::Trusted) => Ok(()),
+            (None, Self::Identified) => {
+                Err("the connection of the caller has no identity".to_owned())
+            }
+        }
+    }
+
     /// Checks that the caller of a connection may speak as `node_id`.
     ///
     /// # Errors
@@ -184,6 +198,15 @@ impl CallerIdentity {
             (Ok(caller), Ok(own)) => Self::Proven { caller, own: own.clone() },
             (Err(what), _) | (_, Err(what)) => Self::Invalid(what),
         }
+    }
+
+    fn check_cluster(&self) -> Result<(), String> {
+        match self {
+            Self::Unproven => Ok(()),
+            Self::Proven { caller, own } => caller.check_cluster(own),
+            Self::Invalid(what) => Err(what.clone()),
+        }
+        .map_err(|what| format!("the caller is no node of this cluster: {what}"))
     }
 
     /// Checks that the caller may speak as `node_id`.
@@ -343,7 +366,15 @@ mod tests {
             rule.check(Some(&proven), 2).unwrap();
             rule.check(Some(&proven), 3).unwrap_err();
             rule.check(Some(&invalid), 2).unwrap_err();
+            rule.check_cluster(Some(&proven)).unwrap();
+            rule.check_cluster(Some(&invalid)).unwrap_err();
         }
+        let other = NodeIdentity { cluster: "other".to_owned(), node_id: 2 };
+        let foreign = CallerIdentity::Proven { caller: other, own: node(1) };
+        let said = CallerRule::Identified.check_cluster(Some(&foreign)).unwrap_err();
+        assert!(said.contains("cluster \"other\""), "{said}");
+        CallerRule::Identified.check_cluster(None).unwrap_err();
+        CallerRule::Trusted.check_cluster(None).unwrap();
         CallerRule::Identified.check(Some(&CallerIdentity::Unproven), 2).unwrap();
     }
 }

@@ -1,10 +1,12 @@
-//! Ends an open stream when its caller loses its token, or the right that it was opened with.
+//! Ends an open stream when its caller loses its token or JWT, or the right that it was opened
+//! with.
 
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use helix_proto::log::v1::AppendStreamInit;
+use tokio::sync::watch;
 use tokio::time::sleep;
 use tonic::Status;
 
@@ -27,23 +29,37 @@ pub(super) fn guard(
     let (node, call) = (node.clone(), call.clone());
     Some(Box::pin(async move {
         let mut changes = node.cluster().machine().watch_access();
+        let mut keys = node.jwt().map(|verifier| verifier.watch());
         loop {
             // Marked first, so that a change during the check triggers another one.
             changes.mark_unchanged();
+            if let Some(keys) = &mut keys {
+                keys.mark_unchanged();
+            }
             let Some(access) = call.access() else { return std::future::pending().await };
             if let Err(error) = reauthorize(&node, access, method) {
                 return early_end(&error, method == AppendStreamInit::METHOD);
             }
-            let expires_at_us =
-                access.caller().and_then(|it| it.token()).map(|it| it.expires_at_us);
+            let expires_at_us = access.caller().and_then(|it| it.credentials().expires_at_us());
             tokio::select! {
                 changed = changes.changed() => if changed.is_err() {
                     return std::future::pending().await;
                 },
-                () = expiry(&node, expires_at_us.filter(|at| *at > 0)) => {}
+                () = changed_keys(&mut keys) => {}
+                () = expiry(&node, expires_at_us) => {}
             }
         }
     }))
+}
+
+/// Waits until the keys of JWTs change.
+async fn changed_keys(keys: &mut Option<watch::Receiver<u64>>) {
+    if let Some(keys) = keys
+        && keys.changed().await.is_ok()
+    {
+        return;
+    }
+    std::future::pending().await
 }
 
 /// Waits until a token may have expired. The clock may jump, so a long wait is cut.

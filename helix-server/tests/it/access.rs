@@ -1,6 +1,7 @@
 //! Authentication and authorization, as clients meet them.
 
-mod calls;
+pub(crate) mod calls;
+mod jwt;
 mod matrix;
 mod nodes;
 mod quotas;
@@ -33,10 +34,10 @@ struct GuardedServer {
 }
 
 /// A service client whose calls carry a token.
-type WithToken = InterceptedService<Channel, TokenInterceptor>;
+pub(crate) type WithToken = InterceptedService<Channel, TokenInterceptor>;
 
 #[derive(Clone)]
-struct TokenInterceptor(Option<String>);
+pub(crate) struct TokenInterceptor(pub(crate) Option<String>);
 
 impl tonic::service::Interceptor for TokenInterceptor {
     fn call(&mut self, mut request: Request<()>) -> Result<Request<()>, Status> {

@@ -1,4 +1,5 @@
-//! Append times and retention with wrong clocks: no single clock of three decides.
+//! Append times, retention and the expiry of tokens with wrong clocks: no single clock of three
+//! decides.
 
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -7,6 +8,7 @@ use std::sync::atomic::{AtomicI64, Ordering};
 
 use bytes::Bytes;
 use helix_server::clock::{Clock, TokioClock};
+use helix_server::log::{AccessCommand, BearerToken, CreateToken, TokenError, TokenRecord};
 use helix_server::node::{Node, NodeSettings};
 use helix_server::peer::Network;
 use helix_server::shard::{Durability, ReadFrom};
@@ -72,8 +74,40 @@ async fn found_off(nodes: &BTreeMap<u64, Arc<Node>>, expected: Option<u64>) {
     .await;
 }
 
+/// Makes a token that expires then, and returns the header of its calls.
+async fn token(nodes: &BTreeMap<u64, Arc<Node>>, expires_at_us: u64) -> String {
+    let mut next = expires_at_us;
+    let mut random = || {
+        next = next.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        next
+    };
+    let token = BearerToken::from_random(&mut random);
+    let record = TokenRecord::new(&token, "alice", &mut random, START_US, expires_at_us);
+    let create = CreateToken { token: Some(record), ..CreateToken::default() };
+    until("every node knows the token", async || {
+        // Repeated, if a leader was lost: the second one changes nothing.
+        let command = AccessCommand::CreateToken(create.clone());
+        nodes[&1].cluster().change_access(command).await.ok()?;
+        let knows =
+            |node: &Arc<Node>| node.cluster().machine().access().token(token.id()).is_some();
+        nodes.values().all(knows).then_some(())
+    })
+    .await;
+    format!("Bearer {}", token.reveal())
+}
+
+/// Expects that each node accepts the valid token and refuses the expired one.
+fn expect_expiry(nodes: &BTreeMap<u64, Arc<Node>>, valid: &str, expired: &str) {
+    for node in nodes.values() {
+        let login = |header: &str| node.login(Some(header.as_bytes()), None);
+        let accepted = login(valid);
+        assert!(accepted.is_ok(), "{:?}", accepted.err());
+        assert!(matches!(login(expired), Err(TokenError::Expired { .. })));
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn leader_with_a_wrong_clock_stamps_the_agreed_time() {
+async fn a_wrong_clock_decides_neither_append_times_nor_expiry() {
     let root = tempfile::tempdir().unwrap();
     let right = TokioClock::new(START_US);
     let clock = |_| Arc::new(TestClock { right: right.clone(), error_us: AtomicI64::new(0) });
@@ -99,13 +133,18 @@ async fn leader_with_a_wrong_clock_stamps_the_agreed_time() {
     let is_near = |time_us: u64| time_us.abs_diff(right.now_us()) <= 12 * SECOND_US;
 
     found_off(&nodes, None).await;
+    let valid = token(&nodes, START_US + 3_600 * SECOND_US).await;
+    let expired = token(&nodes, START_US - 3_600 * SECOND_US).await;
+    expect_expiry(&nodes, &valid, &expired);
     let (leader, time_us) = append().await;
     assert!(is_near(time_us), "{time_us}");
     for error_us in [DAYS_US, -DAYS_US] {
         clocks[&leader].set_error(error_us);
+        expect_expiry(&nodes, &valid, &expired);
         let (_, time_us) = append().await;
         assert!(is_near(time_us), "at once: {time_us}");
         found_off(&nodes, Some(leader)).await;
+        expect_expiry(&nodes, &valid, &expired);
         let (_, time_us) = append().await;
         assert!(is_near(time_us), "{time_us}");
         for node in nodes.values() {

@@ -90,6 +90,7 @@ pub(crate) fn settings_on(open: OpenDisk, seed: u64) -> NodeSettings {
         election_timeout: helix_server::limits::ELECTION_TIMEOUT,
         clock: TokioClock::new(1_700_000_000_000_000),
         auth: AuthMode::Off,
+        jwt: None,
         seed: Some(seed),
     }
 }

@@ -4,6 +4,7 @@
 #![allow(clippy::disallowed_methods)]
 
 mod cluster;
+mod matrix;
 mod nodes;
 mod principal;
 
@@ -17,7 +18,8 @@ use helix_proto::log::v1::{HealthIssue, HealthReason};
 use helix_server::config::{AdminAddr, ClientCertificates, ServerConfig, TlsUse};
 use helix_server::server::{RunningServer, Server};
 use helix_tls::issue::{CertificateAuthority, IssuedPair};
-use helix_tls::{CertificateFiles, CertificateStore, Connector, ServerRule};
+use helix_tls::{CertificateFiles, CertificateStore, Connector, HandshakeError, ServerRule};
+use hyper_util::rt::TokioIo;
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -25,6 +27,9 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName};
 use tokio_rustls::rustls::{ClientConfig, RootCertStore};
+use tonic::codegen::http::Uri;
+use tonic::transport::{Channel, Endpoint};
+use tower::service_fn;
 
 use crate::admin::metrics;
 use crate::captured_log::CapturedLog;
@@ -90,14 +95,30 @@ impl Certificates {
 
     /// Returns a connector with these files that takes any server of a CA: only nodes verify nodes.
     fn connector(&self, name: &str, ca: &str) -> Connector {
+        let own = |suffix: &str| (!name.is_empty()).then(|| self.path(&format!("{name}.{suffix}")));
         let files = CertificateFiles {
-            certificate: Some(self.path(&format!("{name}.pem"))),
-            key: Some(self.path(&format!("{name}.key"))),
+            certificate: own("pem"),
+            key: own("key"),
             ca: vec![self.path(&format!("{ca}.pem"))],
             client_ca: Vec::new(),
         };
         let store = CertificateStore::open(files, None).unwrap();
         Connector::new(store, ServerRule::HostName).unwrap()
+    }
+
+    /// Returns a channel to an address whose connections have these files, and expect that host.
+    fn channel(&self, name: &str, ca: &str, addr: SocketAddr, host: &'static str) -> Channel {
+        let connector = Arc::new(self.connector(name, ca));
+        let dial = service_fn(move |uri: Uri| {
+            let connector = connector.clone();
+            async move {
+                let stream = TcpStream::connect(uri.authority().unwrap().as_str()).await?;
+                let connected = connector.connect(stream, host).await;
+                connected.map(TokioIo::new).map_err(HandshakeError::into_io)
+            }
+        });
+        let endpoint = Endpoint::from_shared(format!("http://{addr}")).unwrap();
+        endpoint.connect_with_connector_lazy(dial)
     }
 
     /// Adds the certificate of a node to its configuration.

@@ -10,8 +10,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use helix_tls::issue::{CertificateAuthority, IssuedPair};
 use helix_tls::{
     AcceptedSocket, Acceptor, AcceptorOptions, CallerCa, CertificateFiles, CertificateKind,
-    CertificateStore, ClientAuth, Connector, HandshakeError, NodeRule, PlaintextRule, ServerRule,
-    TlsSocket,
+    CertificateNames, CertificateStore, ClientAuth, Connector, HandshakeError, NodeRule,
+    PlaintextRule, ServerRule, TlsSocket,
 };
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
@@ -296,6 +296,40 @@ async fn half_open_handshakes_make_way_and_end() {
 }
 
 #[tokio::test]
+async fn ten_thousand_silent_connections_leave_others_served() {
+    const SILENT: u64 = 10_000;
+    const OPEN_MAX: usize = 256;
+    let files = Files::new();
+    files.node("n1", "a", 1, 30);
+    let store = files.store("n1", &["a"]);
+    let deadline = Duration::from_secs(600);
+    let options = options(ClientAuth::Off, PlaintextRule::Refuse);
+    let options = AcceptorOptions { deadline, handshakes_max: OPEN_MAX, ..options };
+    let port = Arc::new(Acceptor::new(store, options).unwrap());
+    let client = Connector::new(files.store("", &["a"]), ServerRule::HostName).unwrap();
+    let mut silent = Vec::new();
+    for number in 1..=SILENT {
+        let (mut near, far) = duplex(64);
+        if number % 2 == 0 {
+            // The start of a handshake.
+            near.write_all(&[0x16, 3, 1, 0x40, 0, 1]).await.unwrap();
+        }
+        let port = port.clone();
+        tokio::spawn(async move { port.accept(far, "client").await.err() });
+        silent.push(near);
+        if number % 1_000 == 0 {
+            let served = shake(&port, &client, "127.0.0.1");
+            let served = tokio::time::timeout(Duration::from_secs(10), served).await;
+            let (accepted, connected) = served.expect("a good client is served in time");
+            assert_eq!((said(accepted), said(connected)), ("ok".to_owned(), "ok".to_owned()));
+        }
+    }
+    let count = |result: &str| port.counts().iter().find(|it| it.0 == result).unwrap().1;
+    assert_eq!((count("succeeded"), count("timed_out"), count("failed")), (10, 0, 0));
+    assert!(count("displaced") >= SILENT - OPEN_MAX as u64 - 1_000, "{}", count("displaced"));
+}
+
+#[tokio::test]
 async fn another_ca_of_the_same_name_is_named_as_the_cause() {
     let files = Files::new();
     let same_name = |_| {
@@ -509,6 +543,51 @@ fn a_certificate_is_taken_once_it_is_valid() {
     store.refresh();
     assert_eq!(store.status().error, None);
     assert_ne!(serial(), first);
+}
+
+#[test]
+fn a_certificate_that_other_nodes_would_refuse_is_not_taken() {
+    let files = Files::new();
+    files.node("own", "a", 1, 30);
+    files.node("next", "a2", 1, 30);
+    let rule = NodeRule { node_id: 1, cluster: Some("alpha".to_owned()) };
+    let store = CertificateStore::open(files.files("own", &["a"]), Some(rule)).unwrap();
+    let serial = || store.current().certificates()[0].serial.clone();
+    let take = |name: &str| {
+        for suffix in ["pem", "key"] {
+            let own = files.path(&format!("own.{suffix}"));
+            replace(&own, &files.path(&format!("{name}.{suffix}")));
+        }
+        store.refresh();
+        store.refresh();
+    };
+    let read = |name: &str| std::fs::read_to_string(files.path(name)).unwrap();
+    let first = serial();
+    take("next");
+    let error = store.status().error.unwrap();
+    assert!(error.contains("own.pem: is signed by no CA of the CA file"), "{error}");
+    assert_eq!((serial(), store.status().failed), (first.clone(), 1));
+    // The documented order: the new CA first.
+    let (old_ca, new_ca) = (read("a.pem"), read("a2.pem"));
+    std::fs::write(files.path("a.pem"), format!("{old_ca}{new_ca}")).unwrap();
+    store.refresh();
+    assert_eq!((store.status().succeeded, store.status().error), (1, None));
+    assert_ne!(serial(), first);
+    let names = CertificateNames {
+        uris: vec!["helix://cluster/alpha/node/1".to_owned()],
+        ..CertificateNames::default()
+    };
+    files.put("client-only", &files.ca("a2").client_with_names(&names, 30).unwrap());
+    let second = serial();
+    take("client-only");
+    let error = store.status().error.unwrap();
+    assert!(error.contains("needs the extended key usages"), "{error}");
+    assert_eq!(serial(), second);
+    take("next");
+    // A CA that is removed is no longer trusted, also if it signed the own certificate.
+    std::fs::write(files.path("a.pem"), old_ca).unwrap();
+    store.refresh();
+    assert_eq!((store.status().succeeded, store.status().error), (2, None));
 }
 
 #[test]

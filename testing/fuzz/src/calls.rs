@@ -88,6 +88,7 @@ fn settings(disks: &FuzzDisks) -> NodeSettings {
         files: helix_wal::FileCache::default(),
         clock: TokioClock::new(1_700_000_000_000_000),
         auth: AuthMode::Off,
+        jwt: None,
         seed: Some(1),
     }
 }

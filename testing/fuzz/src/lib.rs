@@ -7,6 +7,7 @@
 
 #![allow(clippy::unwrap_used, clippy::disallowed_methods)]
 
+mod access;
 mod calls;
 pub mod corpus;
 mod extremes;
@@ -18,6 +19,9 @@ mod values;
 mod wal;
 
 // helix-cli is a binary crate, so its pure modules are compiled here too.
+#[path = "../../../helix-cli/src/args/access.rs"]
+#[allow(dead_code)]
+mod access_args;
 #[path = "../../../helix-cli/src/position.rs"]
 #[allow(dead_code)]
 mod position;
@@ -45,6 +49,10 @@ pub const TARGETS: &[Target] = &[
     ("cli", texts::cli),
     ("calls", calls::calls),
     ("peer", peer::peer),
+    ("token", access::token),
+    ("jwt", access::jwt),
+    ("rules", access::rules),
+    ("certificates", access::certificates),
 ];
 
 /// Runs a target.

@@ -23,7 +23,7 @@ thread_local! {
 }
 
 /// Creates a temporary file, in memory if the system has `/dev/shm`.
-fn file() -> NamedTempFile {
+pub(crate) fn file() -> NamedTempFile {
     let made = NamedTempFile::new_in("/dev/shm").or_else(|_| NamedTempFile::new());
     made.expect("a temporary file")
 }

@@ -170,6 +170,7 @@ impl SimulatedMachine {
             files: helix_wal::FileCache::default(),
             clock: clock.clone(),
             auth: AuthMode::Off,
+            jwt: None,
             seed: Some(plan.seed ^ node_id << 32 ^ *start_count),
         }
     }

@@ -1,7 +1,8 @@
 //! Access control, a part of shard 0's state: tokens of principals, and rules of their rights.
-//! `rule` has rights and how they match, `token` the secret and its stored hash, `state` applies
-//! commands.
+//! `rule` has rights and how they match, `token` the secret and its stored hash, `jwt_error` the
+//! reasons against other tokens, `state` applies commands.
 
+mod jwt_error;
 mod quota;
 mod rule;
 mod state;
@@ -9,6 +10,7 @@ mod state;
 mod tests;
 mod token;
 
+pub use jwt_error::JwtError;
 pub use quota::{EVERY_PRINCIPAL, QUOTA_BYTES_MIN, QuotaLimits};
 pub use rule::{AccessOperation, AccessResource, AccessRule, OperationSet, ResourceKind, RuleSet};
 pub(crate) use state::AccessRecord;
@@ -16,7 +18,7 @@ pub use state::{
     AccessChange, AccessState, PRINCIPAL_BYTES_MAX, QUOTAS_MAX, RULES_MAX, RULES_PER_COMMAND_MAX,
     RULES_PER_PRINCIPAL_MAX, TOKENS_MAX, is_principal_name,
 };
-pub use token::{BearerToken, TokenError, TokenRecord};
+pub use token::{BearerToken, PresentedToken, TokenError, TokenRecord};
 
 use prost::{Message, Oneof};
 

@@ -138,10 +138,22 @@ fn a_token_survives_its_text_and_hides_its_secret() {
     assert!(!shown.contains(&secret[..8]), "{shown}");
     let hash: String = record.hash.iter().map(|byte| format!("{byte:02x}")).collect();
     assert!(!shown.contains(&hash[..8]) && !shown.contains(&format!("{:?}", record.hash)));
-    let header = format!("Bearer {text}");
-    assert_eq!(BearerToken::from_header(header.as_bytes()).unwrap().id(), token.id());
-    let header = format!("bearer   {text} ");
-    assert_eq!(BearerToken::from_header(header.as_bytes()).unwrap().id(), token.id());
+    for header in [format!("Bearer {text}"), format!("bearer   {text} ")] {
+        let presented = PresentedToken::from_header(header.as_bytes()).unwrap();
+        assert!(!format!("{presented:?}").contains(secret));
+        assert!(matches!(presented, PresentedToken::Cluster(parsed) if parsed.id() == token.id()));
+    }
+}
+
+#[test]
+fn a_token_of_three_parts_is_a_jwt() {
+    let presented = PresentedToken::from_header(b"Bearer eyJh.eyJz.c2ln").unwrap();
+    assert!(!format!("{presented:?}").contains("eyJ"), "{presented:?}");
+    assert!(matches!(presented, PresentedToken::Jwt("eyJh.eyJz.c2ln")));
+    for other in ["Bearer a.b", "Bearer a.b.c.d", "Basic a.b.c", "a.b.c"] {
+        let refused = PresentedToken::from_header(other.as_bytes()).unwrap_err();
+        assert_eq!(refused, TokenError::Malformed, "{other}");
+    }
 }
 
 #[test]
@@ -160,7 +172,7 @@ fn every_changed_character_of_a_token_is_refused() {
     }
     let headers = ["", "Bearer", "Bearer ", "Basic YTpi", "Bearer helix_1_2"];
     for header in headers.map(str::as_bytes).into_iter().chain([&[0xff, 0xfe, b' '][..]]) {
-        assert_eq!(BearerToken::from_header(header).unwrap_err(), TokenError::Malformed);
+        assert_eq!(PresentedToken::from_header(header).unwrap_err(), TokenError::Malformed);
     }
 }
 

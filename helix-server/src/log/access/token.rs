@@ -5,6 +5,8 @@ use std::fmt::{self, Debug};
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
+use super::jwt_error::JwtError;
+
 /// Bytes of a token's secret.
 const SECRET_BYTES: usize = 32;
 
@@ -33,7 +35,9 @@ pub enum TokenError {
     Missing,
     #[error("{0}; use another certificate, or a token")]
     Certificate(String),
-    #[error("the authorization header is not \"Bearer\" and a token of this cluster's form")]
+    #[error(
+        "the authorization header is not \"Bearer\" and a token of this cluster's form, or a JWT"
+    )]
     Malformed,
     #[error("the token is unknown or was revoked; ask an administrator for another one")]
     Unknown,
@@ -42,6 +46,8 @@ pub enum TokenError {
          another one"
     )]
     Expired { id: u64, ago_s: u64 },
+    #[error(transparent)]
+    Jwt(#[from] JwtError),
 }
 
 impl TokenError {
@@ -53,6 +59,7 @@ impl TokenError {
             Self::Malformed => "malformed",
             Self::Unknown => "unknown",
             Self::Expired { .. } => "expired",
+            Self::Jwt(error) => error.name(),
         }
     }
 }
@@ -66,19 +73,6 @@ impl BearerToken {
             part.copy_from_slice(&random().to_le_bytes());
         }
         Self { id, secret }
-    }
-
-    /// Parses the token of an authorization header, "Bearer helix_...". Does not allocate.
-    ///
-    /// # Errors
-    /// [`TokenError::Malformed`] for anything else.
-    pub fn from_header(header: &[u8]) -> Result<Self, TokenError> {
-        let text = std::str::from_utf8(header).map_err(|_| TokenError::Malformed)?;
-        let (scheme, token) = text.split_once(' ').ok_or(TokenError::Malformed)?;
-        if !scheme.eq_ignore_ascii_case("bearer") {
-            return Err(TokenError::Malformed);
-        }
-        Self::parse(token.trim_matches(' ')).ok_or(TokenError::Malformed)
     }
 
     pub fn parse(text: &str) -> Option<Self> {
@@ -109,6 +103,44 @@ impl BearerToken {
         hash.update(self.id.to_be_bytes());
         hash.update(self.secret);
         hash.finalize().into()
+    }
+}
+
+/// The token of a call, by its form.
+#[derive(Clone)]
+pub enum PresentedToken<'a> {
+    /// A token of this cluster.
+    Cluster(BearerToken),
+    /// Three parts with dots between them, as a JWT has; a token of a cluster has no dot.
+    Jwt(&'a str),
+}
+
+impl<'a> PresentedToken<'a> {
+    /// Parses the token of an authorization header, "Bearer helix_..." or "Bearer A.B.C". Does not
+    /// allocate.
+    ///
+    /// # Errors
+    /// [`TokenError::Malformed`] for anything else.
+    pub fn from_header(header: &'a [u8]) -> Result<Self, TokenError> {
+        let text = std::str::from_utf8(header).map_err(|_| TokenError::Malformed)?;
+        let (scheme, token) = text.split_once(' ').ok_or(TokenError::Malformed)?;
+        if !scheme.eq_ignore_ascii_case("bearer") {
+            return Err(TokenError::Malformed);
+        }
+        let token = token.trim_matches(' ');
+        if token.bytes().filter(|byte| *byte == b'.').count() == 2 {
+            return Ok(Self::Jwt(token));
+        }
+        BearerToken::parse(token).map(Self::Cluster).ok_or(TokenError::Malformed)
+    }
+}
+
+impl Debug for PresentedToken<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Cluster(token) => Debug::fmt(token, f),
+            Self::Jwt(_) => f.write_str("Jwt(hidden)"),
+        }
     }
 }
 

@@ -1,5 +1,6 @@
 //! The peer port: handshakes and single calls. Refuses nodes of other clusters, and removed ones,
-//! before it reads any Raft message.
+//! before it reads any Raft message; those with a certificate of another cluster, before it reads
+//! anything.
 
 use std::io;
 use std::sync::Arc;
@@ -12,7 +13,7 @@ use pb::peer_service_server::{PeerService, PeerServiceServer};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
-use tonic::codegen::BoxStream;
+use tonic::codegen::{BoxStream, InterceptedService};
 use tonic::transport::Server;
 use tonic::transport::server::Connected;
 use tonic::{Request, Response, Status, Streaming, async_trait};
@@ -45,6 +46,16 @@ where
     let ending = stop.child_token();
     let _ended = ending.clone().drop_guard();
     let closed = hub.table.closed.clone();
+    let refusals = hub.clone();
+    // A certificate of another cluster is refused by its connection alone: before the body of the
+    // request, which names the node, takes memory.
+    let check = move |request: Request<()>| -> Result<Request<()>, Status> {
+        callers.check_cluster(request.extensions().get()).map_err(|why| {
+            refusals.log_refusal(0, &why);
+            refused(why)
+        })?;
+        Ok(request)
+    };
     let service = PeerServiceServer::new(Service { hub, callers, ending: ending.clone() })
         .max_decoding_message_size(MESSAGE_BYTES_MAX)
         .max_encoding_message_size(MESSAGE_BYTES_MAX);
@@ -55,7 +66,7 @@ where
         .max_concurrent_streams(STREAMS_PER_CONNECTION_MAX)
         .http2_keepalive_interval(Some(ACCEPTED_KEEPALIVE_INTERVAL))
         .http2_keepalive_timeout(Some(KEEPALIVE_WAIT_MAX))
-        .add_service(RequestLayer(service))
+        .add_service(InterceptedService::new(RequestLayer(service), check))
         .serve_with_incoming_shutdown(incoming, ending.clone().cancelled_owned());
     let deadline = async {
         tokio::select! {

@@ -15,11 +15,11 @@ use super::{WithToken, rule, rules};
 use crate::support::{append_request, earliest};
 
 /// A request, and the rules that its caller needs.
-pub(super) struct ExampleCall {
-    pub(super) method: &'static str,
-    pub(super) request: Vec<u8>,
+pub(crate) struct ExampleCall {
+    pub(crate) method: &'static str,
+    pub(crate) request: Vec<u8>,
     /// Empty if every principal may make the call.
-    pub(super) needs: AccessGrant,
+    pub(crate) needs: AccessGrant,
 }
 
 fn example(method: &'static str, request: impl Message, needs: &[AccessRule]) -> ExampleCall {
@@ -27,7 +27,7 @@ fn example(method: &'static str, request: impl Message, needs: &[AccessRule]) ->
 }
 
 /// Returns a request of each method; `topic` may exist or not.
-pub(super) fn examples(topic: &str) -> Vec<ExampleCall> {
+pub(crate) fn examples(topic: &str) -> Vec<ExampleCall> {
     use AccessOperation as O;
     let on_topic = |operations: &[O]| rule(ResourceKind::Topic, topic, operations);
     let on_group = |operations: &[O]| rule(ResourceKind::Group, "g", operations);
@@ -242,11 +242,11 @@ impl Decoder for EncodedCodec {
 }
 
 /// Makes a call, and waits for its first response or its failure.
-pub(super) async fn call(service: WithToken, call: &ExampleCall) -> Result<(), Status> {
+pub(crate) async fn call(service: WithToken, call: &ExampleCall) -> Result<(), Status> {
     call_path(service, &format!("/helix.log.v1.{}", call.method), &call.request).await
 }
 
-pub(super) async fn call_path(
+pub(crate) async fn call_path(
     service: WithToken,
     path: &str,
     request: &[u8],

@@ -5,11 +5,14 @@ use std::path::PathBuf;
 
 use helix_client::{AccessGrant, Client, Config, TokenSource};
 use helix_proto::log::v1::access_service_client::AccessServiceClient;
-use helix_proto::log::v1::{AccessRole, ErrorReason, WhoAmIRequest};
+use helix_proto::log::v1::topic_service_client::TopicServiceClient;
+use helix_proto::log::v1::{
+    AccessOperation, AccessRole, CreateTopicRequest, ErrorReason, ResourceKind, WhoAmIRequest,
+};
 use helix_server::config::{AuthSetting, ServerConfig};
 use tokio::time::Instant;
 
-use super::{SECOND, role, with_token};
+use super::{SECOND, role, rule, rules, with_token};
 use crate::support::{TestServer, reason};
 use crate::trio::{NODES, TrioPlan, launch, until};
 
@@ -89,6 +92,41 @@ async fn a_revocation_reaches_every_node_within_a_second() {
             .await;
         }
         assert!(revoked.elapsed() < SECOND, "{:?}", revoked.elapsed());
+    }
+}
+
+/// Asks a node whether a topic could be created, which is a control call.
+async fn create(node: &TestServer, token: &str) -> Result<(), tonic::Status> {
+    let mut topics = TopicServiceClient::new(with_token(&node.channel, token));
+    let request = CreateTopicRequest {
+        name: "made-1".to_owned(),
+        partition_count: 1,
+        validate_only: true,
+        ..CreateTopicRequest::default()
+    };
+    topics.create_topic(request).await.map(drop)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_removed_right_changes_nothing_through_a_node_that_lags() {
+    let trio = GuardedTrio::start(AuthSetting::Required).await;
+    let admin = trio.client(&trio.first_token().await).admin();
+    let made = admin.create_token("maker", None, &AccessGrant::default()).await.unwrap();
+    let grant = rules(&[rule(ResourceKind::Topic, "made-*", &[AccessOperation::Create])]);
+    // Each round has a chance to meet a node that has not applied the removal yet.
+    for _ in 0..40 {
+        admin.allow_access("maker", &grant).await.unwrap();
+        for node in trio.nodes.values() {
+            until("the node allows it", async || create(node, &made.token).await.ok()).await;
+        }
+        admin.remove_access("maker", &grant).await.unwrap();
+        let calls = trio.nodes.values().map(|node| create(node, &made.token));
+        for result in futures_util::future::join_all(calls).await {
+            let reason = reason(&result.expect_err("the right was removed before the call"));
+            // A node may lose the leader meanwhile, and then it does not decide.
+            let is_refused = [ErrorReason::PermissionDenied, ErrorReason::NoLeader];
+            assert!(is_refused.contains(&reason), "{reason:?}");
+        }
     }
 }
 

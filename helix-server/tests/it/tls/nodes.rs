@@ -1,6 +1,6 @@
 //! Nodes that other nodes refuse: both sides have the reason, and health has it.
 
-use std::sync::Arc;
+use std::net::SocketAddr;
 
 use helix_client::{Client, Config};
 use helix_proto::log::v1::{GetHealthRequest, HealthReason, MembershipPhase};
@@ -9,14 +9,10 @@ use helix_proto::raft::v1::peer_service_client::PeerServiceClient;
 use helix_server::config::{ClientCertificates, ServerConfig};
 use helix_server::protocol::ProtocolVersions;
 use helix_server::server::{RunningServer, Server};
-use helix_tls::HandshakeError;
+use helix_tls::CertificateNames;
 use helix_tls::issue::CertificateAuthority;
-use hyper_util::rt::TokioIo;
-use tokio::net::TcpStream;
 use tonic::Status;
-use tonic::codegen::http::Uri;
-use tonic::transport::{Channel, Endpoint};
-use tower::service_fn;
+use tonic::transport::Channel;
 
 use super::cluster::SecureTrio;
 use super::{Certificates, metadata, node_pair, refused};
@@ -25,19 +21,8 @@ use crate::trio::until;
 
 /// Returns a client of node 1's peer port whose connections have these files.
 fn peer_client(trio: &SecureTrio, name: &str, ca: &str) -> PeerServiceClient<Channel> {
-    let connector = Arc::new(trio.certificates.connector(name, ca));
-    let dial = service_fn(move |uri: Uri| {
-        let connector = connector.clone();
-        async move {
-            let stream = TcpStream::connect(uri.authority().unwrap().as_str()).await?;
-            let connected = connector.connect(stream, "127.0.0.1").await;
-            connected.map(TokioIo::new).map_err(HandshakeError::into_io)
-        }
-    });
-    let address = format!("http://127.0.0.1:{}", trio.peer_ports[0]);
-    PeerServiceClient::new(
-        Endpoint::from_shared(address).unwrap().connect_with_connector_lazy(dial),
-    )
+    let addr = SocketAddr::from(([127, 0, 0, 1], trio.peer_ports[0]));
+    PeerServiceClient::new(trio.certificates.channel(name, ca, addr, "127.0.0.1"))
 }
 
 /// Says hello to node 1 over a connection with these files, as if from `from_node`.
@@ -219,6 +204,33 @@ async fn a_removed_node_is_refused_although_its_certificate_is_valid() {
     let issues = connection.health().await.unwrap().issues;
     assert!(issues.iter().any(|issue| issue.reason() == HealthReason::Removed), "{issues:?}");
     removed.shutdown().await;
+    trio.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_certificate_that_is_for_no_node_is_refused_before_a_request_is_read() {
+    let trio =
+        SecureTrio::start(|certificates, node, config| certificates.node(node, config)).await;
+    trio.connected().await;
+    let foreign = CertificateAuthority::create("elsewhere", 30).unwrap();
+    let own_ca = trio.certificates.ca("ca");
+    let names = CertificateNames {
+        uris: vec![format!("helix://cluster/{}/node/2", "elsewhere")],
+        ..CertificateNames::default()
+    };
+    // Of the CA that nodes trust, for a node of another cluster.
+    trio.certificates.put("foreign", &own_ca.client_with_names(&names, 30).unwrap());
+    trio.certificates.put("untrusted", &node_pair(&foreign, 2));
+    for (name, what) in [("foreign", "of cluster \"elsewhere\""), ("client", "names no node")] {
+        let mut client = peer_client(&trio, name, "ca");
+        // A request without a message: it is refused, and nothing waits for the rest.
+        let status = soon(client.exchange(tokio_stream::pending())).await.unwrap_err();
+        assert_eq!(status.code(), tonic::Code::FailedPrecondition, "{status}");
+        assert!(status.message().contains(what), "{status}");
+        assert!(status.message().contains("is no node of this cluster"), "{status}");
+    }
+    let error = hello(&trio, "untrusted", "ca", 2).await.unwrap_err();
+    assert!(format!("{error:?}").contains("trusts no CA that signed"), "{error:?}");
     trio.shutdown().await;
 }
 

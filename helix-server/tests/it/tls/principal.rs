@@ -10,14 +10,14 @@ use super::Certificates;
 use crate::trio::until;
 
 /// A server that checks its callers by certificates or tokens.
-struct CheckedServer {
-    certificates: Certificates,
-    server: RunningServer,
-    admin: Admin,
+pub(super) struct CheckedServer {
+    pub(super) certificates: Certificates,
+    pub(super) server: RunningServer,
+    pub(super) admin: Admin,
 }
 
 impl CheckedServer {
-    async fn start() -> Self {
+    pub(super) async fn start() -> Self {
         let certificates = Certificates::new();
         let token = certificates.path("admin-token");
         let config = ServerConfig {
@@ -55,7 +55,7 @@ impl CheckedServer {
     }
 }
 
-fn names(uris: &[&str], dns: &[&str], common_names: &[&str]) -> CertificateNames {
+pub(super) fn names(uris: &[&str], dns: &[&str], common_names: &[&str]) -> CertificateNames {
     let owned = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect();
     CertificateNames { uris: owned(uris), dns: owned(dns), common_names: owned(common_names) }
 }
