@@ -14,7 +14,9 @@ use std::time::Duration;
 
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
-use helix_proto::log::v1::{ErrorReason, GetMetadataRequest, LeaderHint, Metadata};
+use helix_proto::log::v1::{
+    ErrorReason, GetMetadataRequest, GetMetadataResponse, LeaderHint, Metadata,
+};
 use tokio::time::{Instant, sleep, timeout};
 use tonic::Code;
 
@@ -390,6 +392,7 @@ impl Routing {
             Ok(response) => response,
             Err(error) => {
                 self.table().on_silence(&address);
+                self.connections.forget_socket(&address);
                 // One malformed address must not hide that the other nodes may recover.
                 if round.failure.as_ref().is_none_or(|failure| !failure.retryable) {
                     round.failure = Some(error);
@@ -451,11 +454,27 @@ impl Routing {
             .await
             .map_err(|_| Error::timed_out("metadata"))?
             .map_err(|status| Error::from_status(&status))?;
-        let metadata = response
-            .into_inner()
-            .metadata
+        let GetMetadataResponse { metadata, node_id } = response.into_inner();
+        let mut metadata = metadata
             .ok_or_else(|| Error::client(Code::Internal, "the response has no metadata"))?;
+        if connection.is_unix() {
+            let node = metadata.nodes.iter().find(|node| node.node_id == node_id);
+            if let Some(node) = node.filter(|node| !node.endpoint.is_empty()) {
+                self.connections.prefer(&connection, &node.endpoint);
+            }
+        }
+        self.use_sockets(&mut metadata);
         Ok((metadata, connection))
+    }
+
+    /// Replaces the addresses of nodes that are reached over a Unix domain socket, so that each node
+    /// has one address here.
+    fn use_sockets(&self, metadata: &mut Metadata) {
+        for node in &mut metadata.nodes {
+            if let Some(socket) = self.connections.preferred(&node.endpoint) {
+                node.endpoint = socket;
+            }
+        }
     }
 
     fn learn_all(&self, topic: &str, metadata: Metadata, from: &Connection) {

@@ -6,6 +6,7 @@ mod tls;
 use std::fmt::{self, Display};
 use std::io;
 use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -28,7 +29,9 @@ use crate::node::{
     AuthMode, LogLimits, Network, Node, NodeInfo, NodeSettings, NodeStorage, StorageKind,
     TokenFile, make_first_token,
 };
-use crate::transport::{self, ClientLoad, Listener, MeterLayer, Services};
+use crate::transport::{
+    self, ClientLoad, Listener, MeterLayer, Services, UnixSocketError, UnixSocketListener,
+};
 use tls::PortsTls;
 
 /// Reason why a server did not start.
@@ -41,6 +44,8 @@ pub enum StartError {
          another one with --listen-addr"
     )]
     Listen { addr: SocketAddr, error: io::Error },
+    #[error("cannot listen on unix:{}, of --listen-socket: {error}", path.display())]
+    SocketListen { path: PathBuf, error: UnixSocketError },
     #[error(
         "cannot listen on {addr} for other nodes: {error}; stop the process that uses the \
          address, or choose another one with --peer-addr"
@@ -68,6 +73,7 @@ pub struct Server;
 /// The ports of a server beside its listener.
 struct Ports {
     local_addr: SocketAddr,
+    socket: Option<UnixSocketListener>,
     endpoint: String,
     admin: Option<AdminServer>,
     files: FileBudget,
@@ -81,6 +87,7 @@ struct Ports {
 pub struct RunningServer {
     node: Arc<Node>,
     local_addr: SocketAddr,
+    socket_path: Option<PathBuf>,
     load: Arc<ClientLoad>,
     admin: Option<AdminServer>,
     /// Makes the health service report NOT_SERVING.
@@ -107,6 +114,7 @@ impl Server {
         // Before the data is opened, so that an address in use is reported at once.
         let listener = TcpListener::bind(addr).await.map_err(listen_error)?;
         let local_addr = listener.local_addr().map_err(listen_error)?;
+        let socket = open_socket(&config).await?;
         let tls = PortsTls::open(&config)?;
         // An empty node may wait for days to join its cluster, and its ports are open meanwhile.
         let certificates = tls.watch();
@@ -136,7 +144,7 @@ impl Server {
         }
         warn_of_log_memory(&config, node.shards().len() as u64);
         let endpoint = config.advertise_addr.unwrap_or_else(|| local_addr.to_string());
-        let ports = Ports { local_addr, endpoint, admin, files, tls, certificates };
+        let ports = Ports { local_addr, socket, endpoint, admin, files, tls, certificates };
         Self::serve_with(node, ports, listener).await
     }
 
@@ -152,7 +160,8 @@ impl Server {
     ) -> Result<RunningServer, StartError> {
         let files = FileBudget::in_memory(file_limit::current(), 0);
         let tls = PortsTls::default();
-        let ports = Ports { local_addr, endpoint, admin: None, files, tls, certificates: None };
+        let (socket, admin, certificates) = (None, None, None);
+        let ports = Ports { local_addr, socket, endpoint, admin, files, tls, certificates };
         Self::serve_with(node, ports, listener).await
     }
 
@@ -161,7 +170,7 @@ impl Server {
         ports: Ports,
         listener: L,
     ) -> Result<RunningServer, StartError> {
-        let Ports { local_addr, endpoint, admin, files, tls, certificates } = ports;
+        let Ports { local_addr, socket, endpoint, admin, files, tls, certificates } = ports;
         if let Some(report) = tls.report() {
             node.set_tls(report);
         }
@@ -184,12 +193,14 @@ impl Server {
         let is_encrypted = tls.clients.is_some();
         let is_admin_encrypted = tls.admin.is_some();
         let clients = tls.clients;
-        let serving =
-            transport::serve(listener, services, meter, load.clone(), clients, closing.clone());
+        let socket_path = socket.as_ref().map(|socket| socket.path().to_owned());
+        let (held, closed) = (load.clone(), closing.clone());
+        let serving = transport::serve(listener, socket, services, meter, held, clients, closed);
         let serving = tokio::spawn(serving);
         Ok(RunningServer {
             node,
             local_addr,
+            socket_path,
             load,
             admin,
             leaving,
@@ -206,6 +217,11 @@ impl RunningServer {
     /// Returns the address listened on, with its real port.
     pub fn local_addr(&self) -> SocketAddr {
         self.local_addr
+    }
+
+    /// Returns the path of the Unix domain socket listened on.
+    pub fn socket_path(&self) -> Option<&Path> {
+        self.socket_path.as_deref()
     }
 
     /// Returns the address of the admin port, with its real port.
@@ -261,10 +277,12 @@ impl RunningServer {
         let (sync_p50_us, sync_p99_us) = self.node.sync_probe();
         let info = self.node.info();
         let (local_addr, admin_addr) = (self.local_addr, self.admin_addr());
+        let socket_path = self.socket_path.clone();
         let Self { is_encrypted, is_admin_encrypted, .. } = *self;
         Banner {
             info,
             local_addr,
+            socket_path,
             admin_addr,
             is_encrypted,
             is_admin_encrypted,
@@ -279,6 +297,7 @@ impl RunningServer {
 pub struct Banner {
     info: NodeInfo,
     local_addr: SocketAddr,
+    socket_path: Option<PathBuf>,
     admin_addr: Option<SocketAddr>,
     is_encrypted: bool,
     is_admin_encrypted: bool,
@@ -313,6 +332,9 @@ impl Display for Banner {
             let scheme = if self.is_admin_encrypted { "https" } else { "http" };
             writeln!(f, "  admin       {scheme}://{admin_addr}/metrics")?;
         }
+        if let Some(path) = &self.socket_path {
+            writeln!(f, "  listening   unix:{}", path.display())?;
+        }
         if self.is_encrypted {
             return write!(f, "  listening   {local_addr} (TLS)");
         }
@@ -339,6 +361,13 @@ impl TokenFile for FirstTokenFile {
     fn describe(&self) -> String {
         self.0.path().display().to_string()
     }
+}
+
+/// Listens on the Unix domain socket, if there is one. Before the data is opened, as for the port.
+async fn open_socket(config: &ServerConfig) -> Result<Option<UnixSocketListener>, StartError> {
+    let Some(path) = &config.listen_socket else { return Ok(None) };
+    let opened = UnixSocketListener::bind(path, config.listen_socket_mode.0).await;
+    opened.map(Some).map_err(|error| StartError::SocketListen { path: path.clone(), error })
 }
 
 async fn open_admin(
