@@ -454,17 +454,23 @@ impl Routing {
             .await
             .map_err(|_| Error::timed_out("metadata"))?
             .map_err(|status| Error::from_status(&status))?;
-        let GetMetadataResponse { metadata, node_id } = response.into_inner();
-        let mut metadata = metadata
+        let response = response.into_inner();
+        self.on_reported(&connection, &response);
+        let mut metadata = response
+            .metadata
             .ok_or_else(|| Error::client(Code::Internal, "the response has no metadata"))?;
-        if connection.is_unix() {
-            let node = metadata.nodes.iter().find(|node| node.node_id == node_id);
-            if let Some(node) = node.filter(|node| !node.endpoint.is_empty()) {
-                self.connections.prefer(&connection, &node.endpoint);
-            }
-        }
         self.use_sockets(&mut metadata);
         Ok((metadata, connection))
+    }
+
+    /// Learns which node is behind a Unix domain socket.
+    pub(crate) fn on_reported(&self, connection: &Connection, response: &GetMetadataResponse) {
+        let GetMetadataResponse { metadata: Some(metadata), node_id } = response else { return };
+        let node = metadata.nodes.iter().find(|node| node.node_id == *node_id);
+        let node = node.filter(|node| connection.is_unix() && !node.endpoint.is_empty());
+        if let Some(node) = node {
+            self.connections.prefer(connection, &node.endpoint);
+        }
     }
 
     /// Replaces the addresses of nodes that are reached over a Unix domain socket, so that each node

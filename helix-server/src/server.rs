@@ -333,7 +333,7 @@ impl Display for Banner {
             writeln!(f, "  admin       {scheme}://{admin_addr}/metrics")?;
         }
         if let Some(path) = &self.socket_path {
-            writeln!(f, "  listening   unix:{}", path.display())?;
+            writeln!(f, "  socket      unix:{}", path.display())?;
         }
         if self.is_encrypted {
             return write!(f, "  listening   {local_addr} (TLS)");

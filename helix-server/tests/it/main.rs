@@ -51,4 +51,5 @@ mod tidy;
 mod tls;
 mod topics;
 mod trio;
+mod unix_socket;
 mod versions;
