@@ -378,7 +378,8 @@ async fn open_admin(
     AdminServer::open(TcpListener::bind(addr).await.map_err(error)?, tls).map_err(error)
 }
 
-fn node_settings(config: &ServerConfig, files: &FileBudget) -> NodeSettings {
+/// Returns the settings of the node of a server.
+pub(crate) fn node_settings(config: &ServerConfig, files: &FileBudget) -> NodeSettings {
     let storage = match config.storage {
         StorageMode::Memory => NodeStorage::Memory,
         StorageMode::Durable => {
@@ -418,7 +419,7 @@ fn node_settings(config: &ServerConfig, files: &FileBudget) -> NodeSettings {
 }
 
 /// Warns if the cluster has more shards than `--shards` says and their logs exceed their share.
-fn warn_of_log_memory(config: &ServerConfig, shards: u64) {
+pub(crate) fn warn_of_log_memory(config: &ServerConfig, shards: u64) {
     let (shares, tail_bytes) = (config.shares(), config.tail_bytes());
     if shards > config.shard_count() && shares.footer_bytes(shards, tail_bytes).is_none() {
         tracing::warn!(
@@ -433,7 +434,7 @@ fn warn_of_log_memory(config: &ServerConfig, shards: u64) {
 
 /// Divides the open files that the process may have. The data directory may have more shards than
 /// the configuration.
-fn file_budget(config: &ServerConfig) -> Result<FileBudget, FileLimitTooLow> {
+pub(crate) fn file_budget(config: &ServerConfig) -> Result<FileBudget, FileLimitTooLow> {
     let (limit, handshakes) = (file_limit::current(), config.tls_handshakes_max());
     if config.storage == StorageMode::Memory {
         return Ok(FileBudget::in_memory(limit, handshakes));

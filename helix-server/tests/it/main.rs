@@ -21,6 +21,7 @@ mod conditions;
 mod consume;
 mod disk_failure;
 mod disk_full;
+mod embedded;
 mod fleet;
 mod golden;
 mod group_consumer;
