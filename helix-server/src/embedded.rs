@@ -148,7 +148,7 @@ impl Embedded {
         };
         Ok(Box::pin(stream::try_unfold(tail, |mut tail| async {
             let batch = tail.next().await?;
-            Ok(Some((batch, tail)))
+            Ok::<_, Error>(Some((batch, tail)))
         })))
     }
 
