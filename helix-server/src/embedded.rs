@@ -28,8 +28,9 @@ use crate::transport::ClientLoad;
 /// Its storage is that of a server: in memory, or a data directory, which a server can open later
 /// and which has one program at a time. Calls need no token. Share it with `Arc`.
 ///
-/// The node's tasks run on the runtime that opens it. Dropping the value does not stop them:
-/// [`Embedded::close`] does.
+/// The node's tasks run on the runtime that opens it. A call from a task of that runtime takes the
+/// least time; a call from `block_on` of another thread wakes threads twice. Dropping the value does
+/// not stop the tasks: [`Embedded::close`] does.
 pub struct Embedded {
     node: Arc<Node>,
     produce: ProduceHandler,

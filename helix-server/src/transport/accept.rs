@@ -129,7 +129,7 @@ pub(crate) async fn serve<L: Listener>(
     }
 }
 
-/// Accepts the next connection of the Unix domain socket; waits forever without one.
+/// Accepts the next connection of the Unix domain socket; never completes without one.
 async fn accept_unix(listener: Option<&UnixSocketListener>) -> io::Result<UnixStream> {
     match listener {
         Some(listener) => listener.accept().await,
