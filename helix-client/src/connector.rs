@@ -3,7 +3,7 @@
 
 use std::error::Error as StdError;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -124,8 +124,20 @@ impl Service<Uri> for UnixConnector {
     fn call(&mut self, _: Uri) -> Self::Future {
         let path = self.path.clone();
         Box::pin(async move {
-            let stream = UnixStream::connect(path).await?;
+            let connected = UnixStream::connect(&path).await;
+            let stream = connected.map_err(|error| explain_unix(&path, &error))?;
             Ok(TokioIo::new(CoalescedIo::new(stream, FlushPolicy::DeferAll)))
         })
     }
+}
+
+/// Adds the path and its problem to the error of a connect, which has neither.
+fn explain_unix(path: &Path, error: &io::Error) -> io::Error {
+    let hint = match error.kind() {
+        io::ErrorKind::NotFound => "; no node listens there",
+        io::ErrorKind::ConnectionRefused => "; the node that listened there has ended",
+        io::ErrorKind::PermissionDenied => "; this user may not write to the socket",
+        _ => "",
+    };
+    io::Error::new(error.kind(), format!("unix:{}: {error}{hint}", path.display()))
 }

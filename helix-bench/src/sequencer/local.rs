@@ -22,7 +22,7 @@ use crate::stamp::Stamper;
 use crate::write::{self, stamped};
 
 /// Names of the latency rows.
-pub(super) const TCP: &str = "gRPC over TCP";
+const TCP: &str = "gRPC over TCP";
 const SOCKET: &str = "gRPC over a Unix socket";
 const MEMORY: &str = "embedded, memory";
 const DURABLE: &str = "embedded, durable";
