@@ -179,10 +179,17 @@ fn sequencer(results: &[&NamedResult]) -> Vec<Figure> {
             let points = sorted(of_kind.filter_map(point).collect());
             throughput.push(ChartSeries { name: name(label), measure, run, points });
         }
-        for row in rows(&named.result["latency"]) {
+        let with_steps = rows(&named.result["latency"]).iter();
+        let with_steps: Vec<&Value> =
+            with_steps.filter(|row| rows_of(row, "steps").next().is_some()).collect();
+        for (at, row) in with_steps.iter().enumerate() {
             for (measure, (label, value)) in
                 [("mean", "mean_us"), ("max", "max_us")].into_iter().enumerate()
             {
+                let (measure, label) = match (with_steps.len(), row["name"].as_str()) {
+                    (2.., Some(row)) => (2 * at + measure, format!("{row}: {label}")),
+                    _ => (measure, label.to_owned()),
+                };
                 // The number of nines makes the tail visible.
                 let point = |step: &Value| {
                     let above = 1.0 - step["percent"].as_f64()? / 100.0;
@@ -190,7 +197,7 @@ fn sequencer(results: &[&NamedResult]) -> Vec<Figure> {
                 };
                 let points = sorted(rows_of(row, "steps").filter_map(point).collect());
                 if !points.is_empty() {
-                    latency.push(ChartSeries { name: name(label), measure, run, points });
+                    latency.push(ChartSeries { name: name(&label), measure, run, points });
                 }
             }
         }

@@ -6,6 +6,7 @@
 
 mod check;
 mod cut;
+mod local;
 mod node;
 mod order;
 
@@ -17,6 +18,8 @@ use clap::Args;
 use serde::Serialize;
 
 use self::check::{CheckOutcome, CheckStep};
+use self::local::LocalRowArgs;
+use self::node::LatencyOutcome;
 use self::order::OrderFindings;
 use crate::args::{AckLevel, LoadArgs, LoadMode, TlsFilesArgs, bytes, duration};
 use crate::ceiling::CeilingProcess;
@@ -60,6 +63,8 @@ pub(crate) struct SequencerArgs {
     /// Bytes of a message in the latency row
     #[arg(long, default_value = "1024", value_parser = bytes)]
     latency_size: usize,
+    #[command(flatten)]
+    local: LocalRowArgs,
     /// Bytes of a message in the throughput rows, batched and one message a batch
     #[arg(long, value_delimiter = ',', value_parser = bytes, default_value = "64,256,1400")]
     size: Vec<usize>,
@@ -132,6 +137,22 @@ struct SequencerLatency {
     first_error: Option<String>,
     #[serde(flatten)]
     findings: OrderFindings,
+}
+
+impl SequencerLatency {
+    fn new(name: &'static str, outcome: LatencyOutcome) -> Self {
+        let LatencyOutcome { seen, meter, findings } = outcome;
+        Self {
+            name,
+            latency_us: seen.percentiles(),
+            ack_us: meter.latency.percentiles(),
+            steps: seen.steps(&PERCENTS),
+            durability: meter.durability().unwrap_or("unknown").to_owned(),
+            errors: meter.failures.count,
+            first_error: meter.failures.first,
+            findings,
+        }
+    }
 }
 
 /// Throughput of all nodes.
@@ -233,19 +254,17 @@ pub(crate) async fn latency(plan: &SequencerPlan, report: &mut SequencerReport) 
         findings: OrderFindings::default(),
     });
     drop(ceiling);
-    progress::step("latency of the stream, one message in flight");
-    let outcome = on_stream(plan, load, report, async |target| node::latency(load, target).await);
-    let outcome = outcome.await?;
-    report.latency.push(SequencerLatency {
-        name: "gRPC over TCP",
-        latency_us: outcome.seen.percentiles(),
-        ack_us: outcome.meter.latency.percentiles(),
-        steps: outcome.seen.steps(&PERCENTS),
-        durability: outcome.meter.durability().unwrap_or("unknown").to_owned(),
-        errors: outcome.meter.failures.count,
-        first_error: outcome.meter.failures.first,
-        findings: outcome.findings,
-    });
+    let local = &plan.args.local;
+    for (name, load) in local.cluster_rows(load) {
+        progress::step(&format!("latency of the stream, one message in flight, {name}"));
+        let outcome =
+            on_stream(plan, &load, report, async |target| node::latency(&load, target).await);
+        let outcome = outcome.await?;
+        report.latency.push(SequencerLatency::new(name, outcome));
+    }
+    for (name, outcome) in local.run_embedded(load).await? {
+        report.latency.push(SequencerLatency::new(name, outcome));
+    }
     Ok(())
 }
 

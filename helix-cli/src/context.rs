@@ -22,7 +22,8 @@ pub(crate) const ENV: &str = "HELIX_ADDR";
 /// Order of the address sources, for help texts and documentation.
 pub(crate) const HELP: &str = "\
 A command connects to the first of these that is set:
-  --addr HOST:PORT,...   nodes to contact first; they name the other nodes. PORT defaults to 9092
+  --addr HOST:PORT,...   nodes to contact first; they name the other nodes. PORT defaults to 9092;
+                         unix:PATH is the socket of a node on this machine
   --context NAME         a context: helix context add NAME --addr ...
   HELIX_ADDR             environment variable, same format as --addr
   the current context    helix context use NAME

@@ -116,9 +116,12 @@ impl Admin {
     /// # Errors
     /// The failure, or a timeout if the node does not respond within the attempt timeout.
     pub async fn node_metadata(&self, address: &str) -> Result<Metadata> {
-        let mut cluster = self.client.shared.routing.node(address)?.cluster();
-        let call = cluster.get_metadata(without_topics());
-        required(self.once("metadata", call).await?.metadata)
+        let routing = &self.client.shared.routing;
+        let node = routing.node(address)?;
+        let mut cluster = node.cluster();
+        let response = self.once("metadata", cluster.get_metadata(without_topics())).await?;
+        routing.on_reported(&node, &response);
+        required(response.metadata)
     }
 
     /// Returns the cluster's health as known to the node at this address. One attempt.

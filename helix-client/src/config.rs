@@ -15,14 +15,14 @@ use crate::token::TokenSource;
 /// Settings of a [`Client`](crate::Client).
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// Bootstrap addresses, "host:port" or "http://host:port" without a path; at least one. The
-    /// client learns the other addresses. An unresponsive one costs at most `hedge_after`.
-    /// Default: "127.0.0.1:9092".
+    /// Bootstrap addresses, "host:port" or "http://host:port" without a path, or "unix:PATH" for the
+    /// Unix domain socket of a node on this machine; at least one. The client learns the other
+    /// addresses. An unresponsive one costs at most `hedge_after`. Default: "127.0.0.1:9092".
     pub endpoints: Vec<String>,
-    /// TCP connections to each node, at least 1. Calls rotate over them; a stream stays on one.
+    /// Connections to each node, at least 1. Calls rotate over them; a stream stays on one.
     /// Default: 1.
     pub connections_per_node: usize,
-    /// Timeout of a TCP connect, and of one node's response to a metadata request. Above zero.
+    /// Timeout of a connect, and of one node's response to a metadata request. Above zero.
     /// Default: 3 s.
     pub connect_timeout: Duration,
     /// Timeout of one call with all its retries, and of one batch of a session from its append to
@@ -54,9 +54,11 @@ pub struct Config {
     pub seed: Option<u64>,
     /// HTTP/2 settings.
     pub transport: Transport,
-    /// Encrypts connections and verifies nodes. Default: none, connections without TLS.
+    /// Encrypts connections and verifies nodes, except over Unix domain sockets. Default: none,
+    /// connections without TLS.
     pub tls: Option<TlsOptions>,
-    /// Connects to nodes. A custom function excludes `tls`. Default: over TCP.
+    /// Connects to nodes. A custom function excludes `tls` and "unix:PATH". Default: over TCP, or
+    /// over the Unix domain socket that an address names.
     pub dial: Dial,
     /// Source of the token that each call carries. Default: none.
     pub token: TokenSource,
@@ -108,11 +110,18 @@ impl Dial {
         Self(Some(Arc::new(connect)))
     }
 
-    /// Returns a channel that connects on first use.
-    pub(crate) fn lazily(&self, endpoint: &Endpoint, tls: Option<&Arc<ClientTls>>) -> Channel {
-        match &self.0 {
-            Some(connect) => connect(endpoint),
-            None => connector::connect_lazily(endpoint, tls),
+    /// Returns a channel that connects on first use: to the Unix domain socket at `socket`, or to
+    /// the address of the endpoint.
+    pub(crate) fn lazily(
+        &self,
+        endpoint: &Endpoint,
+        socket: Option<&str>,
+        tls: Option<&Arc<ClientTls>>,
+    ) -> Channel {
+        match (&self.0, socket) {
+            (Some(connect), _) => connect(endpoint),
+            (None, Some(path)) => connector::connect_unix_lazily(endpoint, path),
+            (None, None) => connector::connect_lazily(endpoint, tls),
         }
     }
 

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use helix_proto::address;
 use helix_proto::log::v1::access_service_client::AccessServiceClient;
@@ -26,6 +26,8 @@ use crate::error::{Error, Result};
 pub(crate) struct ConnectionCache {
     config: Config,
     tls: Option<Arc<ClientTls>>,
+    /// By address. The connection of a node that is reached over a Unix domain socket has its other
+    /// address as a second key.
     nodes: Mutex<HashMap<String, Connection>>,
 }
 
@@ -41,13 +43,45 @@ impl ConnectionCache {
         Ok(Self { config, tls, nodes: Mutex::default() })
     }
 
+    /// Uses a connection over a Unix domain socket for its node, whose other address is `address`.
+    ///
+    /// Other nodes and the metadata name the other address.
+    pub(crate) fn prefer(&self, connection: &Connection, address: &str) {
+        let mut nodes = self.lock();
+        if nodes.get(address).is_some_and(|known| known.address() == connection.address()) {
+            return;
+        }
+        // Another node may listen on the socket now, or the node may have another address.
+        forget_uses(&mut nodes, connection.address());
+        nodes.insert(address.to_owned(), connection.clone());
+    }
+
+    /// Stops using a Unix domain socket for the other address of its node: it did not respond.
+    pub(crate) fn forget_socket(&self, address: &str) {
+        let mut nodes = self.lock();
+        if let Some(socket) = nodes.get(address).filter(|it| it.is_unix()).cloned() {
+            forget_uses(&mut nodes, socket.address());
+        }
+    }
+
+    /// Returns the address of the Unix domain socket that is used for this address, if any.
+    pub(crate) fn preferred(&self, address: &str) -> Option<String> {
+        let nodes = self.lock();
+        let used = nodes.get(address).map(Connection::address);
+        used.filter(|used| *used != address).map(str::to_owned)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, Connection>> {
+        // A panic elsewhere cannot have left the map inconsistent.
+        self.nodes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Returns the connection to an address without waiting; the first call connects.
     ///
     /// # Errors
     /// `INVALID_ARGUMENT` if `address` is malformed.
     pub(crate) fn get(&self, address: &str) -> Result<Connection> {
-        // A panic elsewhere cannot have left the map inconsistent.
-        let mut nodes = self.nodes.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut nodes = self.lock();
         if let Some(connection) = nodes.get(address) {
             return Ok(connection.clone());
         }
@@ -55,6 +89,11 @@ impl ConnectionCache {
         nodes.insert(address.to_owned(), connection.clone());
         Ok(connection)
     }
+}
+
+/// Removes the other addresses for which the connection at `used` is used.
+fn forget_uses(nodes: &mut HashMap<String, Connection>, used: &str) {
+    nodes.retain(|key, known| key == known.address() || known.address() != used);
 }
 
 /// A connection to one node, over one or more channels that calls rotate over. Cheap to clone.
@@ -81,10 +120,15 @@ struct ServiceClients {
 impl Connection {
     fn new(address: &str, config: &Config, tls: Option<&Arc<ClientTls>>) -> Result<Self> {
         let endpoint = endpoint(address, config)?;
+        let socket = address::unix_path(address);
+        if socket.is_some() && config.dial.is_custom() {
+            let what = "a custom dial function cannot dial a Unix domain socket";
+            return Err(invalid(address, &what));
+        }
         let count = config.connections_per_node.max(1);
         let bytes_max = config.transport.message_bytes_max;
         let connect = |_| {
-            let channel = config.dial.lazily(&endpoint, tls);
+            let channel = config.dial.lazily(&endpoint, socket, tls);
             ServiceClients::new(AuthorizedChannel::new(channel, config.token.clone()), bytes_max)
         };
         let channels = (0..count).map(connect).collect();
@@ -95,6 +139,11 @@ impl Connection {
     /// Returns the address as configured or learned.
     pub fn address(&self) -> &str {
         &self.0.address
+    }
+
+    /// Returns true if the node is reached over a Unix domain socket.
+    pub(crate) fn is_unix(&self) -> bool {
+        address::unix_path(self.address()).is_some()
     }
 
     /// Returns the generated client of the produce service.
@@ -168,7 +217,7 @@ impl ServiceClients {
     }
 }
 
-/// Returns an address as `host:port`.
+/// Returns an address as `host:port` or `unix:PATH`.
 ///
 /// # Errors
 /// `INVALID_ARGUMENT` if it is malformed.
@@ -182,8 +231,14 @@ fn invalid(address: &str, what: &dyn fmt::Display) -> Error {
 
 fn endpoint(address: &str, config: &Config) -> Result<Endpoint> {
     let transport = &config.transport;
-    let scheme = if config.tls.is_some() { "https" } else { "http" };
-    let uri = format!("{scheme}://{}", parse_address(address)?);
+    let address = parse_address(address)?;
+    let uri = match (address::unix_path(&address), &config.tls) {
+        // A path is no host; the name is that of the requests only.
+        (Some(_), _) => "http://localhost".to_owned(),
+        (None, None) => format!("http://{address}"),
+        (None, Some(_)) => format!("https://{address}"),
+    };
+    let address = address.as_str();
     let endpoint = Endpoint::from_shared(uri).map_err(|error| invalid(address, &error))?;
     Ok(endpoint
         .connect_timeout(config.connect_timeout)

@@ -1,6 +1,9 @@
-//! TCP connections that send a request's headers in one packet with its body, with TLS or without.
+//! Connections that send a request's headers in one packet with its body: over TCP, with TLS or
+//! without, and over Unix domain sockets.
 
 use std::error::Error as StdError;
+use std::io;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -10,7 +13,7 @@ use helix_tls::{CertificateFiles, CertificateStore, HandshakeError, ServerRule, 
 use helix_transport::{CoalescedIo, FlushPolicy};
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioIo;
-use tokio::net::TcpStream;
+use tokio::net::{TcpStream, UnixStream};
 use tonic::Code;
 use tonic::codegen::Service;
 use tonic::codegen::http::Uri;
@@ -97,4 +100,44 @@ impl Service<Uri> for SocketConnector {
             Ok(TokioIo::new(CoalescedIo::new(socket, FlushPolicy::DeferAll)))
         })
     }
+}
+
+/// Returns a channel that connects to a Unix domain socket on first use.
+pub(crate) fn connect_unix_lazily(endpoint: &Endpoint, path: &str) -> Channel {
+    endpoint.connect_with_connector_lazy(UnixConnector { path: path.into() })
+}
+
+/// Connects to a Unix domain socket, whatever the address of the endpoint is.
+struct UnixConnector {
+    path: PathBuf,
+}
+
+impl Service<Uri> for UnixConnector {
+    type Response = TokioIo<CoalescedIo<UnixStream>>;
+    type Error = io::Error;
+    type Future = BoxFuture<'static, io::Result<Self::Response>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, _: Uri) -> Self::Future {
+        let path = self.path.clone();
+        Box::pin(async move {
+            let connected = UnixStream::connect(&path).await;
+            let stream = connected.map_err(|error| explain_unix(&path, &error))?;
+            Ok(TokioIo::new(CoalescedIo::new(stream, FlushPolicy::DeferAll)))
+        })
+    }
+}
+
+/// Adds the path and its problem to the error of a connect, which has neither.
+fn explain_unix(path: &Path, error: &io::Error) -> io::Error {
+    let hint = match error.kind() {
+        io::ErrorKind::NotFound => "; no node listens there",
+        io::ErrorKind::ConnectionRefused => "; the node that listened there has ended",
+        io::ErrorKind::PermissionDenied => "; this user may not write to the socket",
+        _ => "",
+    };
+    io::Error::new(error.kind(), format!("unix:{}: {error}{hint}", path.display()))
 }

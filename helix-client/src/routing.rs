@@ -14,7 +14,9 @@ use std::time::Duration;
 
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
-use helix_proto::log::v1::{ErrorReason, GetMetadataRequest, LeaderHint, Metadata};
+use helix_proto::log::v1::{
+    ErrorReason, GetMetadataRequest, GetMetadataResponse, LeaderHint, Metadata,
+};
 use tokio::time::{Instant, sleep, timeout};
 use tonic::Code;
 
@@ -390,6 +392,7 @@ impl Routing {
             Ok(response) => response,
             Err(error) => {
                 self.table().on_silence(&address);
+                self.connections.forget_socket(&address);
                 // One malformed address must not hide that the other nodes may recover.
                 if round.failure.as_ref().is_none_or(|failure| !failure.retryable) {
                     round.failure = Some(error);
@@ -451,11 +454,33 @@ impl Routing {
             .await
             .map_err(|_| Error::timed_out("metadata"))?
             .map_err(|status| Error::from_status(&status))?;
-        let metadata = response
-            .into_inner()
+        let response = response.into_inner();
+        self.on_reported(&connection, &response);
+        let mut metadata = response
             .metadata
             .ok_or_else(|| Error::client(Code::Internal, "the response has no metadata"))?;
+        self.use_sockets(&mut metadata);
         Ok((metadata, connection))
+    }
+
+    /// Learns which node is behind a Unix domain socket.
+    pub(crate) fn on_reported(&self, connection: &Connection, response: &GetMetadataResponse) {
+        let GetMetadataResponse { metadata: Some(metadata), node_id } = response else { return };
+        let node = metadata.nodes.iter().find(|node| node.node_id == *node_id);
+        let node = node.filter(|node| connection.is_unix() && !node.endpoint.is_empty());
+        if let Some(node) = node {
+            self.connections.prefer(connection, &node.endpoint);
+        }
+    }
+
+    /// Replaces the addresses of nodes that are reached over a Unix domain socket, so that each node
+    /// has one address here.
+    fn use_sockets(&self, metadata: &mut Metadata) {
+        for node in &mut metadata.nodes {
+            if let Some(socket) = self.connections.preferred(&node.endpoint) {
+                node.endpoint = socket;
+            }
+        }
     }
 
     fn learn_all(&self, topic: &str, metadata: Metadata, from: &Connection) {

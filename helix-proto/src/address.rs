@@ -1,4 +1,4 @@
-//! Addresses of nodes, `host:port`, as programs and people write them. Pure.
+//! Addresses of nodes, `host:port` or `unix:PATH`, as programs and people write them. Pure.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -7,6 +7,12 @@ pub const PORT_DEFAULT: u16 = 9092;
 
 /// Largest size of an address in bytes.
 pub const ADDRESS_BYTES_MAX: usize = 260;
+
+/// Scheme of the address of a Unix domain socket, `unix:/run/helix/helix.sock`.
+pub const UNIX_SCHEME: &str = "unix:";
+
+/// Size of the kernel's field for the path of a socket, in bytes (`sun_path`, unix(7)).
+pub const UNIX_PATH_FIELD_BYTES: usize = if cfg!(target_os = "linux") { 108 } else { 104 };
 
 /// Checks that `text` is an address that can be dialed, which a wildcard address is not.
 ///
@@ -17,7 +23,45 @@ pub fn check_dialable(text: &str) -> Result<(), String> {
     problem(text).or(wildcard).map_or(Ok(()), |what| Err(explain(what)))
 }
 
-/// Parses the address of a node to connect to, and returns it as `host:port`.
+/// Returns the path of an address that names a Unix domain socket; unchecked.
+pub fn unix_path(address: &str) -> Option<&str> {
+    let path = address.strip_prefix(UNIX_SCHEME)?;
+    // The form of a URL, with an empty host.
+    Some(path.strip_prefix("//").unwrap_or(path))
+}
+
+/// Parses the address of a Unix domain socket, `unix:PATH` or `unix://PATH`, and returns the path.
+///
+/// # Errors
+/// The problem, and the form to write.
+pub fn parse_unix(text: &str) -> Result<String, String> {
+    let wanted =
+        |what: &str| format!("write it as unix:PATH, as in unix:/run/helix/helix.sock; {what}");
+    let path = unix_path(text.trim()).ok_or_else(|| wanted("it does not begin with unix:"))?;
+    let bytes_max = UNIX_PATH_FIELD_BYTES - 1;
+    if path.is_empty() {
+        return Err(wanted("the path is missing"));
+    }
+    if !path.starts_with('/') {
+        return Err(wanted("the path must be absolute"));
+    }
+    if path.ends_with('/') {
+        return Err(wanted("the path must name a file, not a directory"));
+    }
+    if path.contains(char::is_control) {
+        return Err(wanted("the path must not contain control characters"));
+    }
+    if path.len() > bytes_max {
+        let bytes = path.len();
+        return Err(wanted(&format!(
+            "the path has {bytes} bytes, and the system allows {bytes_max} \
+             ({UNIX_PATH_FIELD_BYTES} with the final zero byte)"
+        )));
+    }
+    Ok(path.to_owned())
+}
+
+/// Parses the address of a node to connect to, and returns it as `host:port` or `unix:PATH`.
 ///
 /// Ignores blanks around the address and a leading `http://`. Appends `port_default` to an address
 /// without a port.
@@ -26,6 +70,9 @@ pub fn check_dialable(text: &str) -> Result<(), String> {
 /// The problem, and the form to write.
 pub fn parse(text: &str, port_default: Option<u16>) -> Result<String, String> {
     let address = text.trim();
+    if address.starts_with(UNIX_SCHEME) {
+        return parse_unix(address).map(|path| format!("{UNIX_SCHEME}{path}"));
+    }
     let address = address.strip_prefix("http://").unwrap_or(address);
     if address.is_empty() {
         return Err(explain("it is empty"));
@@ -190,5 +237,42 @@ mod tests {
         assert!(said.starts_with("address \"n2:x\": "), "{said}");
         assert!(parse_list("n1:1,", None).is_err());
         assert!(parse("n1", None).unwrap_err().contains("the port is missing"));
+    }
+
+    #[test]
+    fn parses_addresses_of_unix_sockets() {
+        for (text, address) in [
+            ("unix:/run/helix.sock", "unix:/run/helix.sock"),
+            ("unix:///run/helix.sock", "unix:/run/helix.sock"),
+            (" unix:/a b/c\t", "unix:/a b/c"),
+        ] {
+            assert_eq!(parse(text, Some(PORT_DEFAULT)).unwrap(), address, "{text:?}");
+            assert_eq!(unix_path(address), Some(&address[5..]));
+        }
+        let list = parse_list("unix:/a,n1", Some(1)).unwrap();
+        assert_eq!(list, ["unix:/a", "n1:1"]);
+        assert_eq!(unix_path("n1:9092"), None);
+        // A node announces no socket to other machines.
+        check_dialable("unix:/a").unwrap_err();
+    }
+
+    #[test]
+    fn rejects_paths_that_no_socket_can_have() {
+        let long = |bytes: usize| format!("unix:/{}", "p".repeat(bytes - 1));
+        parse(&long(UNIX_PATH_FIELD_BYTES - 1), None).unwrap();
+        for (wrong, what) in [
+            ("unix:", "the path is missing"),
+            ("unix://", "the path is missing"),
+            ("unix:helix.sock", "must be absolute"),
+            ("unix:9092", "must be absolute"),
+            ("unix://run/helix.sock", "must be absolute"),
+            ("unix:/run/", "not a directory"),
+            ("unix:/a\0b", "control characters"),
+            (&long(UNIX_PATH_FIELD_BYTES), &UNIX_PATH_FIELD_BYTES.to_string()),
+        ] {
+            let said = parse(wrong, Some(PORT_DEFAULT)).unwrap_err();
+            assert!(said.contains(what) && said.contains("unix:PATH"), "{wrong:?}: {said}");
+        }
+        assert!(parse_unix("/run/helix.sock").unwrap_err().contains("does not begin with unix:"));
     }
 }

@@ -220,6 +220,7 @@ fn announce(format: LogFormat, running: &RunningServer) {
         LogFormat::Json => {
             let info = running.node().info();
             let admin = running.admin_addr().map(|addr| addr.to_string());
+            let socket = running.socket_path().map(|path| format!("unix:{}", path.display()));
             tracing::info!(
                 version = info.version,
                 node_id = info.node_id,
@@ -228,6 +229,7 @@ fn announce(format: LogFormat, running: &RunningServer) {
                 advertised = %info.endpoint,
                 admin = admin.as_deref().unwrap_or("off"),
                 listening = %running.local_addr(),
+                socket = socket.as_deref().unwrap_or("off"),
                 "serving"
             );
         }

@@ -7,6 +7,7 @@
 //! | module | purpose |
 //! |---|---|
 //! | [`daemon`], [`server`] | run a server as a process; start and stop it |
+//! | [`embedded`] | a node in the program's own process, without a port |
 //! | [`config`] | settings, from the command line, the environment and a file |
 //! | [`transport`] | connections, admission, metering: what a request passes before its handler |
 //! | [`api`] | the public gRPC services |
@@ -19,11 +20,41 @@
 //! | [`flow`] | bytes in flight of a shard: small batches first, large ones paced |
 //! | [`log`] | the domain, pure: how an entry changes the bookkeeping |
 //!
-//! Imports point down this list, except that [`api`] and [`admin`] use [`transport`];
+//! # Embedded
+//! A program can have the node in its own process, and append and read without a port:
+//! ```no_run
+//! use futures_util::TryStreamExt;
+//! use helix_proto::batch;
+//! use helix_proto::log::v1::Record;
+//! use helix_server::config::ServerConfig;
+//! use helix_server::embedded::Embedded;
+//!
+//! # async fn run() -> Result<(), Box<dyn std::error::Error>> {
+//! // Or `ServerConfig::in_memory()`, which loses all data at the end.
+//! let log = Embedded::open(ServerConfig::in_dir("/var/lib/app/log")).await?;
+//! log.create_topic("orders", 1).await?;
+//!
+//! let record = Record { value: Some("hello".into()), ..Record::default() };
+//! let offset = log.append("orders", 0, batch::encode(&[record])).await?;
+//!
+//! let mut batches = log.subscribe("orders", 0, offset).await?;
+//! if let Some(stored) = batches.try_next().await? {
+//!     println!("{} records from offset {}", stored.batch.record_count, stored.first_offset);
+//! }
+//! log.close().await;
+//! # Ok(())
+//! # }
+//! ```
+//! `examples/embedded.rs` is a whole program. [`server::Server`] can open the same directory later,
+//! for clients and with other nodes.
+//!
+//! # Source layout
+//! Imports point down the list above, except that [`api`] and [`admin`] use [`transport`];
 //! `tests/it/tidy.rs` checks it. All of them may use the other modules, such as [`limits`] and
 //! [`memory`]. `docs/ARCHITECTURE.md` describes the append path and the read path.
 
 pub mod daemon;
+pub mod embedded;
 pub mod server;
 
 pub mod config;

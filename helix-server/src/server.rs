@@ -7,6 +7,7 @@ mod tls;
 use std::fmt::{self, Display};
 use std::io;
 use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -29,7 +30,9 @@ use crate::node::{
     AuthMode, LogLimits, Network, Node, NodeInfo, NodeSettings, NodeStorage, StorageKind,
     TokenFile, make_first_token,
 };
-use crate::transport::{self, ClientLoad, Listener, MeterLayer, Services};
+use crate::transport::{
+    self, ClientLoad, Listener, MeterLayer, Services, UnixSocketError, UnixSocketListener,
+};
 use tls::PortsTls;
 
 /// Reason why a server did not start.
@@ -42,6 +45,8 @@ pub enum StartError {
          another one with --listen-addr"
     )]
     Listen { addr: SocketAddr, error: io::Error },
+    #[error("cannot listen on unix:{}, of --listen-socket: {error}", path.display())]
+    SocketListen { path: PathBuf, error: UnixSocketError },
     #[error(
         "cannot listen on {addr} for other nodes: {error}; stop the process that uses the \
          address, or choose another one with --peer-addr"
@@ -71,6 +76,7 @@ pub struct Server;
 /// The ports of a server beside its listener.
 struct Ports {
     local_addr: SocketAddr,
+    socket: Option<UnixSocketListener>,
     endpoint: String,
     admin: Option<AdminServer>,
     files: FileBudget,
@@ -84,6 +90,7 @@ struct Ports {
 pub struct RunningServer {
     node: Arc<Node>,
     local_addr: SocketAddr,
+    socket_path: Option<PathBuf>,
     load: Arc<ClientLoad>,
     admin: Option<AdminServer>,
     /// Makes the health service report NOT_SERVING.
@@ -110,6 +117,7 @@ impl Server {
         // Before the data is opened, so that an address in use is reported at once.
         let listener = TcpListener::bind(addr).await.map_err(listen_error)?;
         let local_addr = listener.local_addr().map_err(listen_error)?;
+        let socket = open_socket(&config).await?;
         let tls = PortsTls::open(&config)?;
         // An empty node may wait for days to join its cluster, and its ports are open meanwhile.
         let mut file_watches: Vec<DropGuard> = tls.watch().into_iter().collect();
@@ -143,7 +151,7 @@ impl Server {
         }
         warn_of_log_memory(&config, node.shards().len() as u64);
         let endpoint = config.advertise_addr.unwrap_or_else(|| local_addr.to_string());
-        let ports = Ports { local_addr, endpoint, admin, files, tls, file_watches };
+        let ports = Ports { local_addr, socket, endpoint, admin, files, tls, file_watches };
         Self::serve_with(node, ports, listener).await
     }
 
@@ -159,8 +167,8 @@ impl Server {
     ) -> Result<RunningServer, StartError> {
         let files = FileBudget::in_memory(file_limit::current(), 0);
         let tls = PortsTls::default();
-        let file_watches = Vec::new();
-        let ports = Ports { local_addr, endpoint, admin: None, files, tls, file_watches };
+        let (socket, admin, file_watches) = (None, None, Vec::new());
+        let ports = Ports { local_addr, socket, endpoint, admin, files, tls, file_watches };
         Self::serve_with(node, ports, listener).await
     }
 
@@ -169,7 +177,7 @@ impl Server {
         ports: Ports,
         listener: L,
     ) -> Result<RunningServer, StartError> {
-        let Ports { local_addr, endpoint, admin, files, tls, file_watches } = ports;
+        let Ports { local_addr, socket, endpoint, admin, files, tls, file_watches } = ports;
         if let Some(report) = tls.report() {
             node.set_tls(report);
         }
@@ -192,12 +200,14 @@ impl Server {
         let is_encrypted = tls.clients.is_some();
         let is_admin_encrypted = tls.admin.is_some();
         let clients = tls.clients;
-        let serving =
-            transport::serve(listener, services, meter, load.clone(), clients, closing.clone());
+        let socket_path = socket.as_ref().map(|socket| socket.path().to_owned());
+        let (held, closed) = (load.clone(), closing.clone());
+        let serving = transport::serve(listener, socket, services, meter, held, clients, closed);
         let serving = tokio::spawn(serving);
         Ok(RunningServer {
             node,
             local_addr,
+            socket_path,
             load,
             admin,
             leaving,
@@ -214,6 +224,11 @@ impl RunningServer {
     /// Returns the address listened on, with its real port.
     pub fn local_addr(&self) -> SocketAddr {
         self.local_addr
+    }
+
+    /// Returns the path of the Unix domain socket listened on.
+    pub fn socket_path(&self) -> Option<&Path> {
+        self.socket_path.as_deref()
     }
 
     /// Returns the address of the admin port, with its real port.
@@ -269,10 +284,12 @@ impl RunningServer {
         let (sync_p50_us, sync_p99_us) = self.node.sync_probe();
         let info = self.node.info();
         let (local_addr, admin_addr) = (self.local_addr, self.admin_addr());
+        let socket_path = self.socket_path.clone();
         let Self { is_encrypted, is_admin_encrypted, .. } = *self;
         Banner {
             info,
             local_addr,
+            socket_path,
             admin_addr,
             is_encrypted,
             is_admin_encrypted,
@@ -287,6 +304,7 @@ impl RunningServer {
 pub struct Banner {
     info: NodeInfo,
     local_addr: SocketAddr,
+    socket_path: Option<PathBuf>,
     admin_addr: Option<SocketAddr>,
     is_encrypted: bool,
     is_admin_encrypted: bool,
@@ -321,6 +339,9 @@ impl Display for Banner {
             let scheme = if self.is_admin_encrypted { "https" } else { "http" };
             writeln!(f, "  admin       {scheme}://{admin_addr}/metrics")?;
         }
+        if let Some(path) = &self.socket_path {
+            writeln!(f, "  socket      unix:{}", path.display())?;
+        }
         if self.is_encrypted {
             return write!(f, "  listening   {local_addr} (TLS)");
         }
@@ -349,6 +370,13 @@ impl TokenFile for FirstTokenFile {
     }
 }
 
+/// Listens on the Unix domain socket, if there is one. Before the data is opened, as for the port.
+async fn open_socket(config: &ServerConfig) -> Result<Option<UnixSocketListener>, StartError> {
+    let Some(path) = &config.listen_socket else { return Ok(None) };
+    let opened = UnixSocketListener::bind(path, config.listen_socket_mode.0).await;
+    opened.map(Some).map_err(|error| StartError::SocketListen { path: path.clone(), error })
+}
+
 async fn open_admin(
     addr: SocketAddr,
     tls: Option<Arc<Acceptor>>,
@@ -357,7 +385,8 @@ async fn open_admin(
     AdminServer::open(TcpListener::bind(addr).await.map_err(error)?, tls).map_err(error)
 }
 
-fn node_settings(config: &ServerConfig, files: &FileBudget) -> NodeSettings {
+/// Returns the settings of the node of a server.
+pub(crate) fn node_settings(config: &ServerConfig, files: &FileBudget) -> NodeSettings {
     let storage = match config.storage {
         StorageMode::Memory => NodeStorage::Memory,
         StorageMode::Durable => {
@@ -398,7 +427,7 @@ fn node_settings(config: &ServerConfig, files: &FileBudget) -> NodeSettings {
 }
 
 /// Warns if the cluster has more shards than `--shards` says and their logs exceed their share.
-fn warn_of_log_memory(config: &ServerConfig, shards: u64) {
+pub(crate) fn warn_of_log_memory(config: &ServerConfig, shards: u64) {
     let (shares, tail_bytes) = (config.shares(), config.tail_bytes());
     if shards > config.shard_count() && shares.footer_bytes(shards, tail_bytes).is_none() {
         tracing::warn!(
@@ -413,7 +442,7 @@ fn warn_of_log_memory(config: &ServerConfig, shards: u64) {
 
 /// Divides the open files that the process may have. The data directory may have more shards than
 /// the configuration.
-fn file_budget(config: &ServerConfig) -> Result<FileBudget, FileLimitTooLow> {
+pub(crate) fn file_budget(config: &ServerConfig) -> Result<FileBudget, FileLimitTooLow> {
     let (limit, handshakes) = (file_limit::current(), config.tls_handshakes_max());
     if config.storage == StorageMode::Memory {
         return Ok(FileBudget::in_memory(limit, handshakes));

@@ -8,6 +8,7 @@
 //! - [`CertificateNames`] has the names of a verified certificate, [`NodeIdentity`] the node that a
 //!   certificate of a node is for.
 //! - [`issue`] makes certificates, with the feature `issue`.
+//! - [`forward_read!`] and [`forward_write!`] implement I/O for connections that wrap others.
 //!
 //! The crate knows no setting, no RPC and no metric. rustls with ring makes TLS 1.3 and 1.2
 //! (docs/decisions/0041).
@@ -17,6 +18,7 @@ mod certificate;
 mod connector;
 mod error;
 mod files;
+mod forward;
 mod handshake_slots;
 mod identity;
 #[cfg(feature = "issue")]

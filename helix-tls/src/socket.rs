@@ -1,11 +1,13 @@
 //! A connection with or without TLS.
 
-use std::io::{self, IoSlice};
+use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio_rustls::TlsStream;
+
+use crate::{forward_read, forward_write};
 
 /// A connection whose first byte was read to learn its protocol.
 #[derive(Debug)]
@@ -41,35 +43,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for PeekedSocket<S> {
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for PeekedSocket<S> {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.inner).poll_write(context, bytes)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        buffers: &[IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.inner).poll_write_vectored(context, buffers)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.inner.is_write_vectored()
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.inner).poll_flush(context)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.inner).poll_shutdown(context)
-    }
-}
+forward_write!([S: AsyncWrite + Unpin] PeekedSocket<S>, Self { inner, .. } => inner);
 
 /// A connection with or without TLS.
 #[derive(Debug)]
@@ -109,58 +83,14 @@ impl<S> TlsSocket<S> {
     }
 }
 
-/// Runs a call on the connection of either kind.
-macro_rules! on_either {
-    ($socket:expr, $stream:ident => $call:expr) => {
-        match &mut $socket.0 {
-            SocketKind::Plain($stream) => $call,
-            SocketKind::Tls(boxed) => {
-                let $stream = &mut **boxed;
-                $call
-            }
-        }
-    };
-}
+forward_read!(
+    [S: AsyncRead + AsyncWrite + Unpin] TlsSocket<S>,
+    Self(SocketKind::Plain(socket)) => socket,
+    Self(SocketKind::Tls(stream)) => stream,
+);
 
-impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for TlsSocket<S> {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        on_either!(self, stream => Pin::new(stream).poll_read(context, buffer))
-    }
-}
-
-impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for TlsSocket<S> {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        on_either!(self, stream => Pin::new(stream).poll_write(context, bytes))
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        buffers: &[IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        on_either!(self, stream => Pin::new(stream).poll_write_vectored(context, buffers))
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        match &self.0 {
-            SocketKind::Plain(socket) => socket.is_write_vectored(),
-            SocketKind::Tls(stream) => stream.is_write_vectored(),
-        }
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        on_either!(self, stream => Pin::new(stream).poll_flush(context))
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        on_either!(self, stream => Pin::new(stream).poll_shutdown(context))
-    }
-}
+forward_write!(
+    [S: AsyncRead + AsyncWrite + Unpin] TlsSocket<S>,
+    Self(SocketKind::Plain(socket)) => socket,
+    Self(SocketKind::Tls(stream)) => stream,
+);

@@ -355,7 +355,8 @@ impl ClusterService for CeilingService {
             }],
             topics: topics.collect(),
         };
-        Ok(Response::new(pb::GetMetadataResponse { metadata: Some(metadata) }))
+        let node_id = NODE_ID;
+        Ok(Response::new(pb::GetMetadataResponse { metadata: Some(metadata), node_id }))
     }
 
     async fn get_node_status(

@@ -177,7 +177,7 @@ async fn next_batches(events: &mut Subscription) -> Result<Option<Batches>, Erro
     }
 }
 
-fn both_phases(load: &BenchLoad) -> PhaseLimits {
+pub(super) fn both_phases(load: &BenchLoad) -> PhaseLimits {
     let duration = load.run.duration.zip(load.warmup.duration).map(|(run, early)| run + early);
     PhaseLimits { records: load.run.records, duration }
 }

@@ -181,6 +181,45 @@ fn sequencer_shows_one_order_to_all_nodes() {
 }
 
 #[test]
+fn sequencer_has_rows_without_tcp() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("helix.sock");
+    let socket = format!("unix:{}", path.display());
+    let config = ServerConfig { listen_socket: Some(path), ..ServerConfig::in_memory() };
+    let runtime = Runtime::new().unwrap();
+    let running = runtime.block_on(Server::start(config)).unwrap();
+    let address = running.local_addr().to_string();
+    let server = MemoryServer { runtime, running: Some(running), address };
+    let (directory, plots) = (dir.path().to_str().unwrap(), dir.path().join("plots"));
+    let sizes = ["--latency-size", "64", "--size", "64"];
+    let times = ["--duration", "200ms", "--warmup", "50ms"];
+    let rows = ["--socket", &socket, "--embedded", "--embedded-dir", directory];
+    let plot = ["--plot", plots.to_str().unwrap()];
+    let arguments = [&["sequencer"][..], &sizes, &times, &rows, &plot].concat();
+    let (text, result) = server.bench(dir.path(), &arguments);
+    let latency = result["latency"].as_array().unwrap();
+    let found: Vec<(&str, &str)> = latency[1..]
+        .iter()
+        .map(|row| (row["name"].as_str().unwrap(), row["durability"].as_str().unwrap()))
+        .collect();
+    assert_eq!(
+        found,
+        [
+            ("gRPC over TCP", "quorum-written"),
+            ("gRPC over a Unix socket", "quorum-written"),
+            ("embedded, memory", "quorum-written"),
+            ("embedded, durable", "quorum-synced"),
+        ],
+        "{text}"
+    );
+    for row in &latency[1..] {
+        assert!(number(&row["latency_us"]["p50"]) > 0.0, "{row}");
+        assert_eq!((&row["lost"], &row["doubled"]), (&Value::from(0), &Value::from(0)), "{row}");
+    }
+    assert!(plots.join("sequencer-latency.svg").is_file());
+}
+
+#[test]
 fn sequencer_check_passes_over_cut_connections() {
     let (server, dir) = (MemoryServer::start(), tempfile::tempdir().unwrap());
     let (text, result) = server.bench(dir.path(), &["sequencer", "--check", "--records", "6000"]);

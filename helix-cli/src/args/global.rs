@@ -13,7 +13,8 @@ use crate::units;
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Global options")]
 pub(crate) struct GlobalArgs {
-    /// Nodes to contact first [env: HELIX_ADDR] [default: the context's, or 127.0.0.1:9092]
+    /// Nodes to contact first, also as unix:PATH [env: HELIX_ADDR] [default: the context's, or
+    /// 127.0.0.1:9092]
     #[arg(
         long,
         global = true,

@@ -152,6 +152,9 @@ fn check_address(
 }
 
 fn is_loopback(address: &str) -> bool {
+    if helix_proto::address::unix_path(address).is_some() {
+        return true;
+    }
     let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
     let host = host.rsplit_once('/').map_or(host, |(_, host)| host);
     let host = host.trim_start_matches('[').trim_end_matches(']');

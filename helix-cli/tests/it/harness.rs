@@ -88,7 +88,8 @@ impl ServerProcess {
         Self::start_with(&["--data-dir", directory.to_str().unwrap()])
     }
 
-    fn start_with(options: &[&str]) -> Self {
+    /// Starts a node with these options and waits until it answers.
+    pub(crate) fn start_with(options: &[&str]) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap().to_string();
         drop(listener);

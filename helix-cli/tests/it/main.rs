@@ -57,6 +57,30 @@ fn create_produce_consume_trim_and_delete() {
 }
 
 #[test]
+fn commands_dial_a_unix_socket() {
+    let directory = tempfile::tempdir().unwrap();
+    let socket = format!("unix:{}", directory.path().join("helix.sock").display());
+    let options = ["--storage", "memory", "--listen-socket", &socket];
+    let node = ServerProcess::start_with(&options);
+    let ok = |args: &[&str], input: &str| {
+        let outcome = helix(&[args, &["--addr", &socket]].concat(), input);
+        assert_eq!(outcome.code, 0, "helix {args:?}: {outcome:?}");
+        outcome.stdout
+    };
+    ok(&["produce", "default", "-p", "0"], "hello\n");
+    assert_eq!(ok(&["consume", "default", "-p", "0", "--from", "earliest"], ""), "hello\n");
+    ok(&["cluster", "health"], "");
+    ok(&["check"], "");
+    drop(node);
+    let gone = helix(&["topic", "list", "--addr", &socket], "");
+    assert_ne!(gone.code, 0, "{gone:?}");
+    assert!(gone.stderr.contains(&socket), "{gone:?}");
+    let relative = helix(&["topic", "list", "--addr", "unix:helix.sock"], "");
+    assert_eq!(relative.code, 2, "{relative:?}");
+    assert!(relative.stderr.contains("the path must be absolute"), "{relative:?}");
+}
+
+#[test]
 fn fencing_token_is_set_and_replaced_by_its_holder() {
     let node = ServerProcess::start();
     node.ok_with(&["produce", "default", "-p", "1"], "x\n");

@@ -230,3 +230,37 @@ fn malformed_addresses_are_rejected_before_any_call() {
     let routing = Routing::new(Config::new([" n1:1 ", "http://n2:2"])).unwrap();
     assert_eq!(routing.addresses(), ["n1:1", "n2:2"]);
 }
+
+#[tokio::test]
+async fn a_node_is_reached_over_its_socket_while_the_socket_responds() {
+    const SOCKET: &str = "unix:/run/helix.sock";
+    let routing = Routing::new(Config::new([SOCKET])).unwrap();
+    let socket = routing.node(SOCKET).unwrap();
+    routing.connections.prefer(&socket, "n1:9092");
+    let mut found = metadata(1, hint(1, 5));
+    routing.use_sockets(&mut found);
+    routing.learn_all("orders", found, &socket);
+    assert_eq!(route(&routing).connection.address(), SOCKET);
+    assert_eq!(routing.addresses().iter().filter(|it| *it == "n1:9092").count(), 0);
+    // Hints of other nodes name TCP addresses.
+    assert!(routing.on_failure(&route(&routing), &not_leader(hint(2, 6))));
+    assert_eq!(route(&routing).connection.address(), "n2:9092");
+    assert!(routing.on_failure(&route(&routing), &not_leader(hint(1, 7))));
+    assert_eq!(route(&routing).connection.address(), SOCKET);
+    // Another node listens on the socket now.
+    routing.connections.prefer(&socket, "n3:9092");
+    assert_eq!(routing.node("n1:9092").unwrap().address(), "n1:9092");
+    assert_eq!(routing.node("n3:9092").unwrap().address(), SOCKET);
+    routing.connections.forget_socket(SOCKET);
+    assert_eq!(routing.node("n3:9092").unwrap().address(), "n3:9092");
+}
+
+#[test]
+fn a_socket_excludes_a_custom_dial_function() {
+    let dial = crate::config::Dial::with(|endpoint| endpoint.connect_lazy());
+    let config = Config { dial, ..Config::new(["unix:/run/helix.sock"]) };
+    let error = Routing::new(config).unwrap().node("unix:/run/helix.sock").unwrap_err();
+    assert!(error.to_string().contains("custom dial"), "{error}");
+    let error = Routing::new(Config::new(["unix:helix.sock"])).unwrap_err();
+    assert!(error.to_string().contains("must be absolute"), "{error}");
+}

@@ -10,6 +10,7 @@ mod fake_cluster;
 mod produce;
 mod recreated;
 mod replicas;
+mod unix_socket;
 
 use std::future::Future;
 use std::time::Duration;

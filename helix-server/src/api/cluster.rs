@@ -57,7 +57,7 @@ impl ClusterHandler {
         issues.extend(lost.iter().map(|peer| node_down(peer)));
         let lost: Vec<u64> = lost.iter().map(|peer| peer.node_id).collect();
         issues.extend(leaderless(0, self.node.cluster().leader_hint().is_some(), &lost));
-        let node_id = self.node.info().node_id;
+        let node_id = self.node.cluster().node_id();
         let own_damage = self.node.cluster().replica().damage();
         issues.extend(damage_issues(0, node_id, own_damage, self.node.repair_progress(0)));
         for shard in self.node.shards() {
@@ -152,7 +152,8 @@ impl ClusterService for ClusterHandler {
         authorize_request(&self.node, &request)?;
         let call = call_memory(&request);
         let metadata = self.metadata.get(&request.get_ref().topics, call.as_deref()).await?;
-        Ok(Response::new(GetMetadataResponse { metadata: Some(metadata) }))
+        let node_id = self.node.cluster().node_id();
+        Ok(Response::new(GetMetadataResponse { metadata: Some(metadata), node_id }))
     }
 
     async fn watch_metadata(

@@ -38,7 +38,11 @@ impl ProduceHandler {
         Self { node, load, decompressors }
     }
 
-    async fn append(&self, request: AppendRequest) -> Result<AppendResponse> {
+    /// Appends a batch.
+    ///
+    /// # Errors
+    /// Those of the batch, of its partition, and of [`crate::shard::Shard::append`].
+    pub(crate) async fn append(&self, request: AppendRequest) -> Result<AppendResponse> {
         let since = Instant::now();
         let expected_id = request.topic_id;
         let located = self.node.find(&request.topic, expected_id, request.partition).await?;

@@ -41,7 +41,11 @@ impl TopicHandler {
         Self { node: node.clone() }
     }
 
-    async fn create(
+    /// Creates a topic, or returns the one with the same name and settings.
+    ///
+    /// # Errors
+    /// An argument is not valid, or the topic exists with other settings.
+    pub(crate) async fn create(
         &self,
         request: CreateTopicRequest,
         call: Option<&CallMemory>,

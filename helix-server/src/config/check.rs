@@ -5,9 +5,9 @@ use std::fmt::{self, Display};
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use helix_proto::address::check_dialable;
+use helix_proto::address::{UNIX_SCHEME, check_dialable, parse_unix};
 
-use super::{AuthSetting, ClientCertificates, ServerConfig, StorageMode, TlsUse};
+use super::{AuthSetting, ClientCertificates, ServerConfig, SocketMode, StorageMode, TlsUse};
 use crate::limits::{
     BATCH_BYTES_MAX, ELECTION_TIMEOUT_MS_MAX, ELECTION_TIMEOUT_MS_MIN, PARTITIONS_MAX,
     PARTITIONS_PER_TOPIC_MAX, SHARDS_MAX,
@@ -129,6 +129,7 @@ impl ServerConfig {
         self.check_topics(&mut problems);
         self.check_peers(&mut problems);
         self.check_addresses(&mut problems);
+        self.check_socket(&mut problems);
         self.check_tls(&mut problems);
         self.check_jwt(&mut problems);
         problems.0
@@ -252,6 +253,21 @@ impl ServerConfig {
                 },
             );
         }
+    }
+
+    fn check_socket(&self, problems: &mut ConfigProblems) {
+        if let Some(path) = &self.listen_socket {
+            let address = format!("{UNIX_SCHEME}{}", path.display());
+            let checked = match path.to_str() {
+                Some(_) => parse_unix(&address).err(),
+                None => Some("the path must be UTF-8".to_owned()),
+            };
+            let what = checked.as_deref().unwrap_or_default();
+            problems.expect(checked.is_none(), "listen-socket", &address, what);
+        }
+        let mode = self.listen_socket_mode;
+        let what = "choose permissions in 0000..=0777";
+        problems.expect(mode.0 <= SocketMode::MAX.0, "listen-socket-mode", &mode, what);
     }
 
     /// Returns the listening addresses that other machines can reach without TLS or without
@@ -463,6 +479,22 @@ mod tests {
         assert_eq!(flags(&ServerConfig { topics, ..default() }), ["topic"]);
         let topics = (0..11).map(|number| (format!("t{number}"), 100_000)).collect();
         assert_eq!(flags(&ServerConfig { topics, ..default() }), ["topic"]);
+    }
+
+    #[test]
+    fn a_socket_has_an_absolute_path_that_the_kernel_accepts() {
+        let with = |path: &str| ServerConfig {
+            listen_socket: Some(path.into()),
+            ..ServerConfig::default()
+        };
+        with("/run/helix/helix.sock").validate().unwrap();
+        assert_eq!(with("/run/helix/helix.sock").exposed(), [], "only this machine can reach it");
+        for wrong in ["helix.sock", "/run/", "", &format!("/{}", "p".repeat(108))] {
+            assert_eq!(flags(&with(wrong)), ["listen-socket"], "{wrong:?}");
+        }
+        let listen_socket_mode = SocketMode(0o1777);
+        let config = ServerConfig { listen_socket_mode, ..ServerConfig::default() };
+        assert_eq!(flags(&config), ["listen-socket-mode"]);
     }
 
     #[test]

@@ -18,8 +18,8 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
-use std::thread;
 use std::time::Duration;
+use std::{fmt, thread};
 
 use crate::limits::{BATCH_BYTES_DEFAULT, ELECTION_TIMEOUT_MS, PACE, RECORD_BYTES_DEFAULT};
 use crate::log::PartitionSettings;
@@ -33,7 +33,7 @@ pub use tls::{ClientCertificates, TlsUse};
 pub use token_file::SecretFile;
 use values::{
     parse_address, parse_admin_addr, parse_bytes, parse_duration, parse_log_level, parse_peer,
-    parse_topic,
+    parse_socket, parse_socket_mode, parse_topic,
 };
 
 /// Storage of a node's logs.
@@ -84,6 +84,21 @@ pub enum AdminAddr {
     At(SocketAddr),
 }
 
+/// Permissions of the file of a socket.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SocketMode(pub u32);
+
+impl SocketMode {
+    /// All permissions for all users.
+    pub const MAX: Self = Self(0o777);
+}
+
+impl fmt::Display for SocketMode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:04o}", self.0)
+    }
+}
+
 /// Difference between the default admin port and the clients' port, so that nodes on one machine
 /// differ in both.
 const ADMIN_PORT_STEP: u16 = 552;
@@ -112,6 +127,15 @@ pub struct ServerConfig {
     /// Address to listen on for clients; port 0 picks a free one
     #[arg(long, alias = "listen", value_parser = parse_address, default_value = "127.0.0.1:9092")]
     pub listen_addr: SocketAddr,
+
+    /// Unix domain socket to listen on too, for clients of this machine, without TLS; the path must
+    /// be absolute
+    #[arg(long, value_name = "unix:PATH", value_parser = parse_socket)]
+    pub listen_socket: Option<PathBuf>,
+
+    /// Permissions of the file of --listen-socket, in octal; a client needs the right to write
+    #[arg(long, value_name = "MODE", value_parser = parse_socket_mode, default_value = "0660")]
+    pub listen_socket_mode: SocketMode,
 
     /// Address that clients dial, "host:port", if it differs from --listen-addr
     #[arg(long)]

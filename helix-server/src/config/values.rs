@@ -2,12 +2,13 @@
 //! Each error says which form is expected.
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use helix_proto::address;
 use tracing_subscriber::EnvFilter;
 
-use super::AdminAddr;
+use super::{AdminAddr, SocketMode};
 use crate::cluster::is_topic_name;
 
 /// Longest duration, in seconds: its microseconds have 64 bits.
@@ -15,6 +16,11 @@ const SECONDS_MAX: u64 = u64::MAX / 1_000_000;
 
 /// Parses an address to listen on. Rejects names, which may resolve differently at each start.
 pub(super) fn parse_address(text: &str) -> Result<SocketAddr, String> {
+    if text.starts_with(address::UNIX_SCHEME) {
+        return Err(format!(
+            "write an IP address and a port here, and add the socket with --listen-socket {text}"
+        ));
+    }
     text.parse().map_err(|_| {
         format!("write an IP address and a port, as in 127.0.0.1:9092 or [::1]:9092, not {text:?}")
     })
@@ -29,6 +35,20 @@ pub(super) fn parse_admin_addr(text: &str) -> Result<AdminAddr, String> {
     addr.map_err(|_| {
         format!("write an IP address and a port, as in 127.0.0.1:9644, or off, not {text:?}")
     })
+}
+
+/// Parses the address of a Unix domain socket to listen on, and returns its path.
+pub(super) fn parse_socket(text: &str) -> Result<PathBuf, String> {
+    address::parse_unix(text).map(PathBuf::from)
+}
+
+/// Parses the permissions of a file, in octal digits.
+pub(super) fn parse_socket_mode(text: &str) -> Result<SocketMode, String> {
+    let is_octal = (1..=4).contains(&text.len()) && text.bytes().all(|it| it.is_ascii_digit());
+    match u32::from_str_radix(text, 8) {
+        Ok(mode) if is_octal && mode <= SocketMode::MAX.0 => Ok(SocketMode(mode)),
+        _ => Err(format!("write permissions in octal, as in 0660 or 0600, not {text:?}")),
+    }
 }
 
 pub(super) fn parse_topic(text: &str) -> Result<(String, u32), String> {
@@ -169,6 +189,22 @@ mod tests {
         assert_eq!(parse_address("[::1]:9").unwrap(), "[::1]:9".parse().unwrap());
         for wrong in ["localhost:9092", "127.0.0.1", ":9092", "127.0.0.1:99999"] {
             assert!(parse_address(wrong).unwrap_err().contains("127.0.0.1:9092"), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn parses_sockets_and_their_permissions() {
+        assert_eq!(parse_socket("unix:/run/h.sock").unwrap(), PathBuf::from("/run/h.sock"));
+        for wrong in ["/run/h.sock", "unix:h.sock", "127.0.0.1:9092", ""] {
+            assert!(parse_socket(wrong).unwrap_err().contains("unix:PATH"), "{wrong:?}");
+        }
+        let said = parse_address("unix:/run/h.sock").unwrap_err();
+        assert!(said.contains("--listen-socket unix:/run/h.sock"), "{said}");
+        for (text, mode) in [("0660", 0o660), ("600", 0o600), ("0777", 0o777), ("0", 0)] {
+            assert_eq!(parse_socket_mode(text).unwrap(), SocketMode(mode));
+        }
+        for wrong in ["", "0880", "1777", "00660", "+660", "rw", "-1"] {
+            assert!(parse_socket_mode(wrong).unwrap_err().contains("0660"), "{wrong:?}");
         }
     }
 

@@ -2,6 +2,7 @@
 //! Bounds their number, their windows and the time for the handshakes. Each connection has its own
 //! HTTP/2 server because its window sizes are its own.
 
+use std::future::pending;
 use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
@@ -12,7 +13,7 @@ use futures_util::{StreamExt, stream};
 use helix_tls::{AcceptedSocket, Acceptor, TlsSocket};
 use helix_transport::{CoalescedIo, FlushPolicy};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, UnixStream};
 use tokio::time::{Instant, Sleep, interval, sleep, sleep_until};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
@@ -20,10 +21,11 @@ use tonic::transport::server::Connected;
 use tower::Layer;
 
 use super::admission::Admission;
-use super::load::{ClientConnection, ClientLoad};
+use super::load::{ClientAddress, ClientConnection, ClientLoad};
 use super::meter::{Meter, MeterLayer};
 use super::services::Services;
 use super::socket::CorkedSocket;
+use super::unix_socket::UnixSocketListener;
 use crate::limits;
 use crate::node::Principal;
 use crate::sync;
@@ -47,11 +49,13 @@ impl Listener for TcpListener {
 
 /// Serves connections until `closing` is cancelled, and then until the last connection has ended.
 ///
-/// With `tls` each connection begins with a handshake, which does not count as a connection yet.
+/// With `tls` each connection of `listener` begins with a handshake, which does not count as a
+/// connection yet. Connections of `unix_listener` have no TLS; in all else they are like the others.
 /// Closes connections without open calls within [`limits::SHUTDOWN_IDLE_WAIT_MAX`], and all that
 /// are still open after [`limits::SHUTDOWN_WAIT_MAX`].
 pub(crate) async fn serve<L: Listener>(
     mut listener: L,
+    unix_listener: Option<UnixSocketListener>,
     services: Services,
     meter: MeterLayer,
     load: Arc<ClientLoad>,
@@ -76,16 +80,17 @@ pub(crate) async fn serve<L: Listener>(
                 port.log_refusals(false);
                 continue;
             }
+            accepted = accept_unix(unix_listener.as_ref()) => {
+                match accepted {
+                    Ok(stream) => port.spawn_plain(&connections, stream, ClientAddress::Unix),
+                    Err(error) => accept_failed(&error).await,
+                }
+                continue;
+            }
             accepted = listener.accept() => accepted,
         };
         match (accepted, &tls) {
-            (Ok((stream, peer)), None) => {
-                let socket = TlsSocket::plain(stream);
-                if let Some(serving) = port.serve_one(AcceptedSocket { socket, names: None }, peer)
-                {
-                    connections.spawn(serving);
-                }
-            }
+            (Ok((stream, peer)), None) => port.spawn_plain(&connections, stream, peer.into()),
             (Ok((stream, peer)), Some(tls)) => {
                 let (port, tls, closing) = (port.clone(), tls.clone(), closing.clone());
                 connections.spawn(async move {
@@ -95,19 +100,15 @@ pub(crate) async fn serve<L: Listener>(
                     };
                     // The acceptor has logged and counted an error.
                     let Ok(accepted) = accepted else { return };
-                    if let Some(serving) = port.serve_one(accepted, peer) {
+                    if let Some(serving) = port.serve_one(accepted, peer.into()) {
                         serving.await;
                     }
                 });
             }
-            // No free file descriptor, or a client that gave up: neither ends the server.
-            (Err(error), _) => {
-                tracing::warn!(%error, "failed to accept a connection");
-                sleep(limits::ACCEPT_RETRY_WAIT).await;
-            }
+            (Err(error), _) => accept_failed(&error).await,
         }
     }
-    drop(listener);
+    drop((listener, unix_listener));
     connections.close();
     let deadline = sleep(limits::SHUTDOWN_WAIT_MAX);
     tokio::pin!(deadline);
@@ -126,6 +127,21 @@ pub(crate) async fn serve<L: Listener>(
             _ = tick.tick() => load.close_stalled(),
         }
     }
+}
+
+/// Accepts the next connection of the Unix domain socket; never completes without one.
+async fn accept_unix(listener: Option<&UnixSocketListener>) -> io::Result<UnixStream> {
+    match listener {
+        Some(listener) => listener.accept().await,
+        None => pending().await,
+    }
+}
+
+/// Waits after a failure: no free file descriptor, or a client that gave up. Neither ends the
+/// server.
+async fn accept_failed(error: &io::Error) {
+    tracing::warn!(%error, "failed to accept a connection");
+    sleep(limits::ACCEPT_RETRY_WAIT).await;
 }
 
 /// Limits the log messages about refused connections.
@@ -177,12 +193,25 @@ impl ClientPort {
         );
     }
 
+    /// Serves a connection without TLS on a task of its own.
+    fn spawn_plain<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
+        &self,
+        connections: &TaskTracker,
+        stream: S,
+        peer: ClientAddress,
+    ) {
+        let accepted = AcceptedSocket { socket: TlsSocket::plain(stream), names: None };
+        if let Some(serving) = self.serve_one(accepted, peer) {
+            connections.spawn(serving);
+        }
+    }
+
     /// Returns a future that serves a connection to its end. At the limit it returns `None` and
     /// drops the connection, so that the client learns of it at once.
     fn serve_one<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
         &self,
         accepted: AcceptedSocket<S>,
-        peer: SocketAddr,
+        peer: ClientAddress,
     ) -> Option<impl Future<Output = ()> + use<S>> {
         let AcceptedSocket { socket, names } = accepted;
         let Some(connection) = self.load.connect() else {

@@ -16,7 +16,9 @@ use crate::limits;
 use crate::memory::MemoryShares;
 use crate::sync;
 
-pub use connection::{ArrivingPermit, CallMemory, ClientConnection, MessageClaim, RequestPermit};
+pub use connection::{
+    ArrivingPermit, CallMemory, ClientAddress, ClientConnection, MessageClaim, RequestPermit,
+};
 
 /// Declares the counters once: the field name is the value of the metric's `limit` label.
 macro_rules! limit_events {

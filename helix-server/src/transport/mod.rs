@@ -1,6 +1,7 @@
 //! The transport: every client request passes it before a handler in `api/`, in this order.
 //! 1. `accept.rs` accepts a connection or closes it at once, and serves HTTP/2 on it.
-//! 2. `socket.rs` is its TCP socket; it sends the end of a response in one packet.
+//! 2. `socket.rs` is its TCP socket; it sends the end of a response in one packet. `unix_socket.rs`
+//!    listens for clients of this machine.
 //! 3. `meter.rs` counts the call, its duration and its outcome.
 //! 4. `gate.rs` finds the caller; `api/authorize.rs` checks its rights in each handler, and
 //!    `stream_guard.rs` ends a stream when its caller loses them.
@@ -20,13 +21,16 @@ mod quota_delay;
 mod services;
 mod socket;
 mod stream_guard;
+mod unix_socket;
 
 pub use accept::Listener;
 pub(crate) use accept::serve;
 pub use gate::{CallAccess, OwnedResource};
 pub use load::{
-    ArrivingPermit, CallMemory, ClientConnection, ClientLoad, LimitEvents, LoadPermit,
-    MessageClaim, RequestPermit,
+    ArrivingPermit, CallMemory, ClientAddress, ClientConnection, ClientLoad, LimitEvents,
+    LoadPermit, MessageClaim, RequestPermit,
 };
 pub(crate) use meter::MeterLayer;
 pub use services::Services;
+pub use unix_socket::UnixSocketError;
+pub(crate) use unix_socket::UnixSocketListener;

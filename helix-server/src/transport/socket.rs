@@ -8,7 +8,8 @@ use std::io::{self, IoSlice};
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
-use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
+use helix_tls::forward_read;
+use tokio::io::{AsyncWrite, Interest};
 use tokio::net::TcpStream;
 
 /// Shorter writes are not corked.
@@ -106,15 +107,7 @@ impl AsyncWrite for CorkedSocket {
     }
 }
 
-impl AsyncRead for CorkedSocket {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_read(context, buffer)
-    }
-}
+forward_read!([] CorkedSocket, Self { stream, .. } => stream);
 
 #[cfg(test)]
 mod tests {

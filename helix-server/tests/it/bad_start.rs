@@ -10,6 +10,7 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 
+use helix_proto::address::UNIX_PATH_FIELD_BYTES;
 use tokio::process::Command;
 
 use crate::process::{self, free_address};
@@ -30,6 +31,8 @@ async fn fails(arguments: &[&str]) -> (Option<i32>, String) {
 
 #[tokio::test]
 async fn invalid_flag_is_named_with_valid_values() {
+    let long_path = format!("unix:/{}", "p".repeat(UNIX_PATH_FIELD_BYTES - 1));
+    let path_limit = format!("{UNIX_PATH_FIELD_BYTES} with the final zero byte");
     let rows: &[(&[&str], &str)] = &[
         (&["--node-id", "0"], "choose a number in 1..=4294967295"),
         (&["--node-id", "one"], "invalid digit"),
@@ -43,6 +46,11 @@ async fn invalid_flag_is_named_with_valid_values() {
         (&["--advertise-addr", "http://n1:9092"], "it must not be a URL"),
         (&["--advertise-addr", "n1:0"], "port 0 cannot be dialed"),
         (&["--advertise-addr", " n1:9092"], "it must not contain blanks"),
+        (&["--listen-addr", "unix:/run/h.sock"], "--listen-socket unix:/run/h.sock"),
+        (&["--listen-socket", "/run/h.sock"], "write it as unix:PATH"),
+        (&["--listen-socket", "unix:h.sock"], "the path must be absolute"),
+        (&["--listen-socket", long_path.as_str()], path_limit.as_str()),
+        (&["--listen-socket-mode", "0888"], "write permissions in octal"),
         (&["--cluster-id", ""], "set a name, or omit the flag"),
         (&["--peer-addr", "9192"], "write an IP address and a port"),
         (&["--peer", "n2:9192"], "write id=host:port"),

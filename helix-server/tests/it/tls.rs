@@ -207,6 +207,22 @@ async fn an_optional_port_serves_clients_with_and_without_tls() {
 }
 
 #[tokio::test]
+async fn a_unix_socket_has_no_tls() {
+    let certificates = Certificates::new();
+    let path = certificates.path("helix.sock");
+    let listen_socket = Some(path.clone());
+    let config = certificates.node(1, ServerConfig { listen_socket, ..ServerConfig::in_memory() });
+    let server = Server::start(config).await.unwrap();
+    refused(&server, None, "the node requires TLS").await;
+    // The options of TLS are for other nodes.
+    for tls in [None, Some(certificates.client("", "ca"))] {
+        let config = Config::new([format!("unix:{}", path.display())]);
+        Client::connect(Config { tls, ..config }).await.unwrap();
+    }
+    server.shutdown().await;
+}
+
+#[tokio::test]
 async fn a_client_takes_new_certificates_when_it_connects_again() {
     let certificates = Certificates::new();
     let config = ServerConfig {

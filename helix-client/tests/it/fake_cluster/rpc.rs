@@ -299,7 +299,8 @@ impl ClusterService for FakeNode {
         let mut state = self.cluster.state();
         state.metadata_requests[self.id] += 1;
         let metadata = self.metadata(&state);
-        Ok(Response::new(GetMetadataResponse { metadata: Some(metadata) }))
+        let node_id = self.id as u64 + 1;
+        Ok(Response::new(GetMetadataResponse { metadata: Some(metadata), node_id }))
     }
 
     type WatchMetadataStream = ResponseStream<WatchMetadataResponse>;

@@ -20,6 +20,29 @@ use crate::node::QuotaMeter;
 use crate::sync;
 use crate::transport::CallAccess;
 
+/// Address of a client, for the log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ClientAddress {
+    Tcp(SocketAddr),
+    /// A client on this machine; its socket has no address.
+    Unix,
+}
+
+impl From<SocketAddr> for ClientAddress {
+    fn from(addr: SocketAddr) -> Self {
+        Self::Tcp(addr)
+    }
+}
+
+impl Display for ClientAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp(addr) => addr.fmt(f),
+            Self::Unix => f.write_str("unix"),
+        }
+    }
+}
+
 /// One open client connection.
 #[derive(Debug)]
 pub struct ClientConnection {
@@ -27,7 +50,7 @@ pub struct ClientConnection {
     _permit: LoadPermit,
     /// Taken from the node's free window bytes; returned on drop.
     window_bytes: u64,
-    peer: OnceLock<SocketAddr>,
+    peer: OnceLock<ClientAddress>,
     /// Principal of the verified client certificate, or the reason why it has none.
     certificate_principal: OnceLock<std::result::Result<Principal, String>>,
     /// Request bytes of this connection; those of all connections are in `load`.
@@ -139,7 +162,7 @@ impl ClientConnection {
     }
 
     /// Sets the client's address, which the log shows.
-    pub fn set_peer(&self, peer: SocketAddr) {
+    pub fn set_peer(&self, peer: ClientAddress) {
         // Ignored: a connection has one peer.
         let _ = self.peer.set(peer);
     }
@@ -158,7 +181,7 @@ impl ClientConnection {
     }
 
     pub fn peer(&self) -> impl Display + '_ {
-        struct Shown<'a>(Option<&'a SocketAddr>);
+        struct Shown<'a>(Option<&'a ClientAddress>);
         impl Display for Shown<'_> {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 match self.0 {

@@ -7,8 +7,9 @@ use super::source::{SourceFile, expect_none, repository, sources};
 use super::{SERVER, WAL};
 
 /// Modules of helix-server that form its layers.
-const LAYERS: [&str; 13] = [
+const LAYERS: [&str; 14] = [
     "daemon",
+    "embedded",
     "server",
     "config",
     "transport",
@@ -28,6 +29,7 @@ const LAYERS: [&str; 13] = [
 /// Modules that are no layer may be imported by all of them.
 const MAY_IMPORT: [(&str, &[&str]); 29] = [
     ("daemon", &["server", "config", "raft"]),
+    ("embedded", &["server", "config", "transport", "api", "node", "shard", "log"]),
     ("server", &["config", "transport", "api", "admin", "node", "cluster", "log"]),
     ("config", &["cluster", "log"]),
     // `services.rs` builds the gRPC services, which use the requests' permits.

@@ -1,0 +1,256 @@
+//! A node inside the program's own process, without a port: [`Embedded`].
+//!
+//! Appends and reads are direct calls of the node. Records pass no HTTP/2, no socket and no copy,
+//! and each batch stays one `Bytes`.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::Arc;
+
+use futures_util::stream::{self, BoxStream};
+use helix_proto::log::v1::batch::Form;
+use helix_proto::log::v1::{
+    AppendRequest, Batch, CreateTopicRequest, Durability as WireDurability, EncodedBatch,
+};
+
+use crate::api::{Decompressors, ProduceHandler, TopicHandler};
+use crate::config::{ConfigError, ServerConfig};
+use crate::error::{Error, Result};
+use crate::limits::{FETCH_BYTES_DEFAULT, FETCH_BYTES_MAX};
+use crate::log::Watermarks;
+use crate::node::{LocatedPartition, Node};
+use crate::server::{self, StartError};
+use crate::shard::{ReadBatch, ReadFrom, WatchGuard, Watcher};
+use crate::transport::ClientLoad;
+
+/// A node in this process: the only one of its cluster, and without a port.
+///
+/// Its storage is that of a server: in memory, or a data directory, which a server can open later
+/// and which has one program at a time. Calls need no token. Share it with `Arc`.
+///
+/// The node's tasks run on the runtime that opens it. A call from a task of that runtime takes the
+/// least time; a call from `block_on` of another thread wakes threads twice. Dropping the value does
+/// not stop the tasks: [`Embedded::close`] does.
+pub struct Embedded {
+    node: Arc<Node>,
+    produce: ProduceHandler,
+    topics: TopicHandler,
+}
+
+impl Embedded {
+    /// Opens a node, and waits until it serves.
+    ///
+    /// Uses the settings of storage, memory, topics and shards. Settings of ports, TLS and access
+    /// have no effect.
+    ///
+    /// # Errors
+    /// [`StartError`] names the setting or the data that prevented the start. A node with peers
+    /// needs a port, so [`ServerConfig::peers`] must be empty.
+    pub async fn open(config: ServerConfig) -> Result<Self, StartError> {
+        config.validate()?;
+        if !config.peers.is_empty() {
+            let problem = "--peer: an embedded node has no port for other nodes; start a server";
+            return Err(ConfigError { problems: vec![problem.to_owned()] }.into());
+        }
+        let files = server::file_budget(&config)?;
+        let node = Node::open(server::node_settings(&config, &files)).await?;
+        // Topics need a registered node. It has no address, since no client can dial it.
+        if let Err(error) = node.announce(String::new()).await {
+            node.close().await;
+            return Err(error.into());
+        }
+        server::warn_of_log_memory(&config, node.shards().len() as u64);
+        let load = ClientLoad::new(*node.shares());
+        let decompressors = Decompressors::new(node.shares().decompressors);
+        let produce = ProduceHandler::new(&node, &load, &decompressors);
+        let topics = TopicHandler::new(&node);
+        Ok(Self { node, produce, topics })
+    }
+
+    /// Creates a topic. Succeeds if it exists with the same settings.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a name or a number that is not valid,
+    /// [`Error::TopicAlreadyExists`] for a topic with other settings, and the errors of storage.
+    pub async fn create_topic(&self, name: &str, partition_count: u32) -> Result<()> {
+        let name = name.to_owned();
+        let request = CreateTopicRequest { name, partition_count, ..CreateTopicRequest::default() };
+        self.topics.create(request, None).await.map(drop)
+    }
+
+    /// Appends a batch, and returns the offset of its first record once the batch is durable:
+    /// synced to disk, or applied if the storage is memory.
+    ///
+    /// `helix_proto::batch::encode` makes a batch of records. Concurrent appends share syncs, and
+    /// have no order among each other.
+    ///
+    /// # Errors
+    /// [`Error::TopicNotFound`], [`Error::PartitionNotFound`], [`Error::CorruptBatch`] and the
+    /// other errors of batches, [`Error::Throttled`] while too much is in flight. After
+    /// [`Error::OutcomeUnknown`] the batch may be in the log.
+    pub async fn append(&self, topic: &str, partition: u32, batch: EncodedBatch) -> Result<u64> {
+        let request = AppendRequest {
+            topic: topic.to_owned(),
+            partition,
+            batch: Some(Batch { form: Some(Form::Encoded(batch)) }),
+            durability: WireDurability::QuorumSynced.into(),
+            ..AppendRequest::default()
+        };
+        let response = self.produce.append(request).await?;
+        response.ack.and_then(|ack| ack.first_offset).ok_or_else(|| Error::OutcomeUnknown {
+            reason: "the batch was acknowledged without its offset".to_owned(),
+        })
+    }
+
+    /// Reads the batches from the one with `offset` on: at least one if there is any, and then up
+    /// to `bytes_max`, at most 8 MiB.
+    ///
+    /// # Errors
+    /// [`Error::OffsetOutOfRange`], [`Error::TopicNotFound`], [`Error::PartitionNotFound`],
+    /// [`Error::CorruptLog`] where stored bytes do not verify.
+    pub async fn read(
+        &self,
+        topic: &str,
+        partition: u32,
+        offset: u64,
+        bytes_max: usize,
+    ) -> Result<Vec<EmbeddedBatch>> {
+        let LocatedPartition { shard, partition, .. } = self.node.find(topic, 0, partition).await?;
+        let bytes_max = bytes_max.min(FETCH_BYTES_MAX);
+        let read = shard.read(partition, offset, None, bytes_max, ReadFrom::Leader).await?;
+        Ok(read.batches.into_iter().map(EmbeddedBatch::from).collect())
+    }
+
+    /// Returns the batches from the one with `offset` on, and then each new one once it is durable.
+    ///
+    /// The stream ends with its first error; subscribe again from the next offset to resume.
+    ///
+    /// # Errors
+    /// [`Error::TopicNotFound`] and [`Error::PartitionNotFound`]. The stream fails with
+    /// [`Error::OffsetOutOfRange`], also if retention removes what it has not read,
+    /// [`Error::PartitionDeleted`], [`Error::CorruptLog`], and [`Error::Draining`] once the node is
+    /// closed.
+    pub async fn subscribe(
+        &self,
+        topic: &str,
+        partition: u32,
+        offset: u64,
+    ) -> Result<BoxStream<'static, Result<EmbeddedBatch>>> {
+        let located = self.node.find(topic, 0, partition).await?;
+        let watcher = Watcher::new();
+        let guard = located.shard.watch(located.partition, 0, &watcher)?;
+        let tail = PartitionTail {
+            node: self.node.clone(),
+            located,
+            next_offset: offset,
+            unread: VecDeque::new(),
+            watcher,
+            _guard: guard,
+        };
+        Ok(Box::pin(stream::try_unfold(tail, |mut tail| async {
+            let batch = tail.next().await?;
+            Ok::<_, Error>(Some((batch, tail)))
+        })))
+    }
+
+    /// Returns the first offset that can be read, and the offset after the last durable record.
+    ///
+    /// # Errors
+    /// [`Error::TopicNotFound`], [`Error::PartitionNotFound`].
+    pub async fn watermarks(&self, topic: &str, partition: u32) -> Result<Watermarks> {
+        let LocatedPartition { shard, partition, .. } = self.node.find(topic, 0, partition).await?;
+        shard.ready().await?;
+        shard.watermarks(partition)
+    }
+
+    /// Returns the node, for everything else: its status, its metrics, and
+    /// [`Node::failed`], which reports a failed disk.
+    pub fn node(&self) -> &Arc<Node> {
+        &self.node
+    }
+
+    /// Closes the node. Ends subscriptions with [`Error::Draining`], and releases the data
+    /// directory.
+    pub async fn close(self) {
+        self.node.close().await;
+    }
+}
+
+impl fmt::Debug for Embedded {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Embedded").field("node", &self.node.info()).finish_non_exhaustive()
+    }
+}
+
+/// A batch of an embedded node's log.
+#[derive(Debug, Clone, PartialEq)]
+pub struct EmbeddedBatch {
+    /// Offset of the first record.
+    pub first_offset: u64,
+    /// Time of the append in microseconds since the Unix epoch; never decreases within a partition.
+    pub append_time_us: u64,
+    /// The batch as it was appended; `helix_proto::batch::decode` returns its records.
+    pub batch: EncodedBatch,
+}
+
+impl EmbeddedBatch {
+    /// Returns the offset after the last record.
+    pub fn next_offset(&self) -> u64 {
+        self.first_offset + u64::from(self.batch.record_count)
+    }
+}
+
+impl From<ReadBatch> for EmbeddedBatch {
+    fn from(read: ReadBatch) -> Self {
+        Self {
+            first_offset: read.first_offset,
+            append_time_us: read.append_time_us,
+            batch: EncodedBatch {
+                version: read.version,
+                record_count: read.record_count,
+                compression: read.compression,
+                crc32: read.crc,
+                uncompressed_bytes: read.uncompressed_bytes,
+                payload: read.payload,
+            },
+        }
+    }
+}
+
+/// Position of a subscription.
+struct PartitionTail {
+    node: Arc<Node>,
+    located: LocatedPartition,
+    next_offset: u64,
+    /// Batches of the last read, all before `next_offset`.
+    unread: VecDeque<ReadBatch>,
+    watcher: Arc<Watcher>,
+    _guard: WatchGuard,
+}
+
+impl PartitionTail {
+    async fn next(&mut self) -> Result<EmbeddedBatch> {
+        loop {
+            if let Some(batch) = self.unread.pop_front() {
+                return Ok(batch.into());
+            }
+            if self.node.shutdown_token().is_cancelled() {
+                return Err(Error::Draining);
+            }
+            // Before the read, so that a later change is reported.
+            self.watcher.take_ready();
+            let LocatedPartition { shard, partition, .. } = &self.located;
+            let (offset, from) = (self.next_offset, ReadFrom::Leader);
+            let read = shard.read(*partition, offset, None, FETCH_BYTES_DEFAULT, from).await?;
+            if !read.batches.is_empty() {
+                self.next_offset = read.next_offset;
+                self.unread = read.batches.into();
+                continue;
+            }
+            tokio::select! {
+                () = self.watcher.changed() => {}
+                () = self.node.shutdown_token().cancelled() => return Err(Error::Draining),
+            }
+        }
+    }
+}
