@@ -14,10 +14,10 @@ use clap_complete::{CompleteEnv, Shell};
 use helix_client::{Client, Config, TokenSource};
 use helix_server::config::Flags;
 
-use crate::args::Cli;
+use crate::args::{Cli, TlsArgs};
 use crate::commands::explain;
 use crate::context::{self, Contexts};
-use crate::output;
+use crate::{output, tls};
 
 /// Variable that tells the program to complete instead of to run.
 const VARIABLE: &str = "COMPLETE";
@@ -141,8 +141,10 @@ where
         None => TokenSource::from_env(),
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let (Ok(token), Ok(runtime)) = (token, runtime) else { return Vec::new() };
-    let config = Config { token, request_timeout: ANSWER_MAX, ..Config::new(addresses.addr) };
+    let tls = tls::resolve(&TlsArgs::default(), addresses.tls);
+    let (Ok(token), Ok(tls), Ok(runtime)) = (token, tls, runtime) else { return Vec::new() };
+    let request_timeout = ANSWER_MAX;
+    let config = Config { token, tls, request_timeout, ..Config::new(addresses.addr) };
     let answered = runtime.block_on(async {
         let client = Client::new(config).ok()?;
         tokio::time::timeout(ANSWER_MAX, question(client)).await.ok()?

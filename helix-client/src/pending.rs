@@ -23,8 +23,8 @@ pub struct PendingCall {
     pub since: Instant,
     /// The call may change something. Its outcome is open until it ends.
     pub is_change: bool,
-    /// Failure of the last attempt, if one has failed; the last one with a reason of the service, if
-    /// there is one.
+    /// Failure of the last attempt, if one has failed. An attempt with a reason of the service goes
+    /// before later ones without.
     pub last_error: Option<Error>,
 }
 

@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 
+use crate::completion;
+
 #[derive(Debug, Args)]
 #[command(args_conflicts_with_subcommands = true)]
 pub(crate) struct BackupArgs {
@@ -19,7 +21,7 @@ pub(crate) struct BackupCreateArgs {
     #[arg(required = true)]
     pub(crate) dir: Option<PathBuf>,
     /// Topic to back up; repeatable [default: all]
-    #[arg(long = "topic", value_name = "TOPIC")]
+    #[arg(long = "topic", value_name = "TOPIC", add = completion::topics())]
     pub(crate) topics: Vec<String>,
 }
 

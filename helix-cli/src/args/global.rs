@@ -8,7 +8,7 @@ use helix_client::{PendingCalls, TlsOptions, TokenSource};
 use helix_proto::address;
 
 use crate::format::OutputFormat;
-use crate::units;
+use crate::{completion, units};
 
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Global options")]
@@ -24,7 +24,7 @@ pub(crate) struct GlobalArgs {
     )]
     pub(crate) addr: Vec<String>,
     /// Context to use, as added with `helix context add`
-    #[arg(long, global = true, value_name = "NAME")]
+    #[arg(long, global = true, value_name = "NAME", add = completion::contexts())]
     pub(crate) context: Option<String>,
     /// File with the token of this client [env: HELIX_TOKEN_FILE, or HELIX_TOKEN with the token]
     #[arg(long, global = true, value_name = "FILE")]

@@ -30,6 +30,7 @@ pub(crate) enum GroupSubcommand {
         #[arg(add = completion::groups())]
         group: String,
         /// Topic [default: all]
+        #[arg(add = completion::topics())]
         topic: Option<String>,
     },
     /// Set the offsets of a group in a topic

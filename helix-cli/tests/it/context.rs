@@ -37,6 +37,10 @@ fn context_selects_the_cluster_with_lowest_precedence() {
     assert_eq!(run(Some(nowhere), &["topic", "list", "--addr", node.address()]).code, 0);
     assert_eq!(run(Some(node.address()), &["topic", "list", "--context", "gone"]).code, 6);
 
+    let mut words = command(&["--", "helix", "topic", "list", "--context", "la"]);
+    words.env("COMPLETE", "fish").env("XDG_CONFIG_HOME", home.path());
+    assert_eq!(outcome(words, "").stdout.trim(), "lab", "contexts are completed");
+
     assert_eq!(run(None, &["context", "use", "-"]).code, 0);
     assert_eq!(run(None, &list).code, 0);
     let contexts = json(&run(None, &["context", "list", "-o", "json"]).stdout);

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used)] // Clippy does not treat test helpers as tests.
 
 mod backup;
+mod bundle;
 mod cheat;
 mod closed_output;
 mod cluster;
@@ -16,6 +17,7 @@ mod many_partitions;
 mod output;
 mod produce_inputs;
 mod recreated;
+mod terminal;
 mod truth;
 mod wal;
 

@@ -228,7 +228,7 @@ fn append_garbage(node: &ServerProcess) -> helix_client::Result<()> {
     runtime.block_on(async {
         let client = Client::connect(Config::new([node.address()])).await?;
         let producer = client.producer(ProducerOptions::default());
-        let payload = [0x0A, 0, 0x0A, 2, 0, 0].to_vec();
+        let payload: Vec<u8> = vec![0x0A, 0, 0x0A, 2, 0, 0];
         producer.append("orders", 0, batch::from_payload(2, payload.into())).await.map(drop)
     })
 }

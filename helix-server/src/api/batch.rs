@@ -351,7 +351,7 @@ mod tests {
     #[test]
     fn records_that_no_consumer_can_decode_are_rejected_unless_the_topic_takes_them() {
         // Field number 0 is invalid in every message.
-        let garbage = [&[0x0A, 14][..], &[0; 14]].concat().repeat(4);
+        let garbage: Vec<u8> = [&[0x0A, 14][..], &[0; 14]].concat().repeat(4);
         let plain = batch::from_payload(4, garbage.into());
         let any = PartitionSettings { takes_any_records: true, ..SETTINGS };
         let codecs = BatchCodec::ALL

@@ -74,9 +74,9 @@ impl Cluster {
         }
     }
 
-    /// Returns whether other nodes have replicas of shard 0. A replica that is in repair implies it,
-    /// since only other nodes can repair it. `None`: shard 0 stopped before its voters were known.
-    /// Retry then, once it was reopened.
+    /// Returns whether other nodes have replicas of shard 0. A replica in repair implies it, since
+    /// only other nodes can repair it. `None`: shard 0 stopped before its voters were known. Retry
+    /// then, once it was reopened.
     pub async fn has_other_replicas(&self) -> Option<bool> {
         let replica = self.replica();
         if replica.repair_of().is_some() {

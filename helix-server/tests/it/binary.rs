@@ -329,3 +329,10 @@ async fn help_and_version_go_to_standard_output() {
         assert!(!output.stdout.is_empty());
     }
 }
+
+#[tokio::test]
+async fn packaged_settings_are_valid() {
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../packaging/server.toml");
+    let checked = soon(server(&["--config", file, "--check-config"]).output()).await.unwrap();
+    assert!(checked.status.success(), "{checked:?}");
+}

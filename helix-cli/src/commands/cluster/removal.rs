@@ -1,4 +1,4 @@
-//! Checks before `helix cluster remove-node` and `replace-node`: obstacles, and losses of redundancy.
+//! Checks before `helix cluster remove-node` and `replace-node`: obstacles, losses of redundancy.
 //! The service checks that a majority remains; these checks are about redundancy and mistakes.
 
 use super::members::{self, RequestedChange};

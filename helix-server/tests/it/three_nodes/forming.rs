@@ -95,6 +95,30 @@ async fn normal_start_and_stop_log_leaders_and_no_warning() {
 }
 
 #[tokio::test]
+async fn new_leader_after_a_loss_is_logged() {
+    let (log, _guard) = CapturedLog::capture();
+    let mut trio = Trio::start(TrioPlan::linked().await).await;
+    trio.write(0, &["a"]).await;
+    let (old, shard) = trio.leader_of(0).await;
+    let before = log.text().len();
+    trio.isolate(old);
+    until("the log names another leader", async || {
+        let is_new = |line: &str| {
+            let found = line.split_once(&format!("became leader shard_id={shard} node="));
+            found.is_some_and(|(begin, rest)| {
+                let is_other = !rest.starts_with(&format!("{old} "));
+                is_other && begin.contains(" INFO ") && rest.contains(" term=")
+            })
+        };
+        log.text()[before..].lines().any(is_new).then_some(())
+    })
+    .await;
+    trio.heal(old);
+    trio.settle().await;
+    trio.stop_all().await;
+}
+
+#[tokio::test]
 async fn node_waits_for_its_peers_and_logs_it() {
     let (log, _guard) = CapturedLog::capture();
     let plan = TrioPlan::new();
