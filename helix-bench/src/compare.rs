@@ -6,15 +6,34 @@
 use std::fmt::Write as _;
 
 use anyhow::{Result, ensure};
+use clap::Args;
 use serde::Serialize;
+use serde_json::Value;
 
-use crate::ceiling::CeilingProcess;
+use crate::ceiling::{CeilingProcess, server_threads};
 use crate::format::{grouped, known, replication_text};
-use crate::host::HostInfo;
-use crate::load::BenchLoad;
+use crate::host::{HostInfo, command_line};
+use crate::load::{BenchLoad, LoadArgs, LoadMode, check_count};
 use crate::meter::weakest;
-use crate::progress;
+use crate::output::ModeResult;
 use crate::report::BenchReport;
+use crate::{exit, progress, runner, single};
+
+/// Flags of `compare`.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct CompareArgs {
+    /// Load to run
+    #[arg(long, default_value = "write")]
+    mode: LoadMode,
+    /// Runs against each side
+    #[arg(long, default_value_t = 5)]
+    runs: usize,
+    /// Runtime threads of the ceiling [default: cores - 1, at least 1, as the server]
+    #[arg(long)]
+    server_threads: Option<usize>,
+    #[command(flatten)]
+    load: LoadArgs,
+}
 
 /// Result of a comparison.
 #[derive(Debug, Serialize)]
@@ -90,27 +109,31 @@ impl MedianRange {
     }
 }
 
-/// Runs the load `runs` times against each side. The first side alternates between pairs.
+/// Runs the mode and returns its exit code.
 ///
 /// # Errors
-/// A run failed.
-pub(crate) async fn run(
-    load: &BenchLoad,
-    runs: usize,
-    server_threads: usize,
-    run: impl AsyncFn(&BenchLoad) -> Result<BenchReport>,
-) -> Result<Comparison> {
+/// A flag is out of range, a run failed, or the result could not be written.
+pub(crate) fn command(args: &CompareArgs) -> Result<u8> {
+    let load = BenchLoad::with_ceiling(args.mode, &args.load).map_err(exit::usage)?;
+    check_count("--runs", args.runs).map_err(exit::usage)?;
+    let threads = server_threads(args.server_threads)?;
+    let output = args.load.output.without_plot()?;
+    runner::run(load.threads, output, run(&load, args.runs, threads))
+}
+
+/// Runs the load `runs` times against each side. The first side alternates between pairs.
+async fn run(load: &BenchLoad, runs: usize, server_threads: usize) -> Result<Comparison> {
     let ceiling = CeilingProcess::start(load, Some(server_threads)).await?;
     let against_ceiling = ceiling.load(load);
     let mut pairs = Vec::with_capacity(runs);
     for number in 0..runs {
         progress::step(&format!("run {} of {runs}", number + 1));
         let (ceiling, server) = if number % 2 == 0 {
-            let ceiling = run(&against_ceiling).await?;
-            (ceiling, run(load).await?)
+            let ceiling = single::run(&against_ceiling).await?;
+            (ceiling, single::run(load).await?)
         } else {
-            let server = run(load).await?;
-            (run(&against_ceiling).await?, server)
+            let server = single::run(load).await?;
+            (single::run(&against_ceiling).await?, server)
         };
         ensure!(ceiling.requests > 0, "no request succeeded against the ceiling");
         let throughput_ratio = server.records_per_sec / ceiling.records_per_sec;
@@ -127,7 +150,7 @@ impl Comparison {
         };
         let throughput = MedianRange::of(runs.iter().map(|pair| pair.throughput_ratio));
         Self {
-            command: String::new(),
+            command: command_line(),
             mode: load.mode.name(),
             throughput_ratio: throughput.expect("at least one run"),
             p50_ratio: ratio(|report| report.latency_us.map(|latency| latency.p50)),
@@ -139,14 +162,15 @@ impl Comparison {
             runs,
         }
     }
+}
 
-    pub(crate) fn exit_code(&self) -> u8 {
+impl ModeResult for Comparison {
+    fn exit_code(&self) -> u8 {
         let codes = self.runs.iter().map(|pair| pair.server.exit_code());
         codes.max().unwrap_or(1)
     }
 
-    /// Returns the comparison as a table.
-    pub(crate) fn table(&self) -> String {
+    fn text(&self, _: &Value) -> Result<String> {
         let mut out = String::new();
         // Ignored throughout: writing to a string does not fail.
         let first = &self.runs[0].server;
@@ -181,7 +205,7 @@ impl Comparison {
         for note in notes {
             let _ = writeln!(out, "note: {note}");
         }
-        out
+        Ok(out)
     }
 }
 

@@ -9,6 +9,7 @@ use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
 use crate::chart::{ChartAxis, ChartSeries, ChartUnit, LineChart};
+use crate::progress;
 use crate::table::rows;
 
 /// Result with the name by which a chart tells it from others.
@@ -41,11 +42,19 @@ const RECORD: ChartAxis = ChartAxis { label: "record value", unit: ChartUnit::By
 const CLIENTS: ChartAxis = ChartAxis { label: "clients", unit: ChartUnit::Count, is_log: true };
 const LATENCY: ChartAxis = ChartAxis { label: "ms", unit: ChartUnit::Count, is_log: true };
 
-/// Draws the results and writes each chart as SVG to the directory, which is created.
+/// Draws the results, and names the files that were written.
 ///
 /// # Errors
 /// A result has no plot, or a file cannot be written.
-pub(crate) fn write(results: &[NamedResult], dir: &Path) -> Result<Vec<String>> {
+pub(crate) fn draw(results: &[NamedResult], dir: &Path) -> Result<()> {
+    for path in write(results, dir)? {
+        progress::step(&format!("wrote {path}"));
+    }
+    Ok(())
+}
+
+/// Writes each chart as SVG to the directory, which is created.
+fn write(results: &[NamedResult], dir: &Path) -> Result<Vec<String>> {
     let figures = figures(results)?;
     let name = dir.display();
     #[expect(clippy::disallowed_methods, reason = "writes the plots that the user asked for")]

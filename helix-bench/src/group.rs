@@ -12,7 +12,6 @@ mod reads;
 mod record_load;
 mod row;
 
-use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -23,11 +22,11 @@ use helix_proto::log::v1::{ErrorReason, TopicConfig};
 use serde::Serialize;
 use tokio::time::{Instant, timeout};
 
-use crate::args::{bytes, duration};
-use crate::host::cores;
+use crate::host::{command_line, cores};
 use crate::load::check_count;
-use crate::progress;
-use crate::target;
+use crate::options::{OutputOptions, TargetOptions, bytes, duration};
+use crate::output::ModeResult;
+use crate::{exit, progress, runner, target};
 use row::GroupBenchRow;
 
 /// Prefix of created topics and groups, before the process id.
@@ -44,14 +43,8 @@ const CONCURRENT_GROUPS: usize = 32;
 /// Flags of `group`.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct GroupBenchArgs {
-    /// Node addresses
-    #[arg(
-        long,
-        value_name = "HOST:PORT,..",
-        value_delimiter = ',',
-        default_value = "127.0.0.1:9092"
-    )]
-    addr: Vec<String>,
+    #[command(flatten)]
+    cluster: TargetOptions,
     /// Measurements to make
     #[arg(long, value_enum, value_delimiter = ',', default_values_t = GroupPart::WITHOUT_OPERATOR)]
     parts: Vec<GroupPart>,
@@ -103,9 +96,8 @@ pub(crate) struct GroupBenchArgs {
     /// Runtime threads of this process [default: one per core]
     #[arg(long)]
     threads: Option<usize>,
-    /// Write the result to this file as JSON; "-" prints JSON, not the table
-    #[arg(long, value_name = "FILE")]
-    pub(crate) json: Option<PathBuf>,
+    #[command(flatten)]
+    output: OutputOptions,
 }
 
 /// A measurement of `group`.
@@ -137,7 +129,7 @@ impl GroupPart {
 pub(crate) struct GroupBenchReport {
     /// Name of the mode, by which tables recognise the result.
     mode: &'static str,
-    pub(crate) command: String,
+    command: String,
     title: String,
     storage: String,
     durability: String,
@@ -156,10 +148,7 @@ pub(crate) struct GroupBenchPlan {
 
 impl GroupBenchPlan {
     /// Validates the flags.
-    ///
-    /// # Errors
-    /// A flag is out of range.
-    pub(crate) fn new(args: &GroupBenchArgs) -> Result<Self> {
+    fn new(args: &GroupBenchArgs) -> Result<Self> {
         for (flag, value) in [
             ("--runs", args.runs),
             ("--partitions", args.partitions as usize),
@@ -198,14 +187,10 @@ impl GroupBenchPlan {
         Ok(Self { args: args.clone(), threads })
     }
 
-    /// Returns the runtime threads of this process.
-    pub(crate) fn threads(&self) -> usize {
-        self.threads
-    }
-
     fn client(&self) -> Result<Client> {
-        let config = Config::new(self.args.addr.iter().cloned());
-        Ok(Client::new(Config { token: TokenSource::from_env()?, ..config })?)
+        let config = Config::new(self.args.cluster.addresses());
+        let (token, tls) = (TokenSource::from_env()?, self.args.cluster.tls());
+        Ok(Client::new(Config { token, tls, ..config })?)
     }
 
     fn prefix(&self) -> String {
@@ -236,14 +221,22 @@ impl GroupBenchPlan {
     }
 }
 
-/// Makes the measurements on new topics, which are deleted afterwards.
+/// Runs the mode and returns its exit code.
 ///
 /// # Errors
-/// The cluster cannot be reached, a call failed, or a measurement could not finish.
-pub(crate) async fn run(plan: &GroupBenchPlan) -> Result<GroupBenchReport> {
+/// A flag is out of range, the cluster cannot be reached, a call failed, a measurement could not
+/// finish, or the result could not be written.
+pub(crate) fn command(args: &GroupBenchArgs) -> Result<u8> {
+    let plan = GroupBenchPlan::new(args).map_err(exit::usage)?;
+    runner::run(plan.threads, args.output.without_plot()?, run(&plan))
+}
+
+/// Makes the measurements on new topics, which are deleted afterwards.
+async fn run(plan: &GroupBenchPlan) -> Result<GroupBenchReport> {
     let client = plan.client()?;
     let status = client.admin().node_status(None).await;
-    let status = status.with_context(|| format!("connect to {}", plan.args.addr.join(",")))?;
+    let status = status
+        .with_context(|| format!("connect to {}", plan.args.cluster.addresses().join(",")))?;
     let node_count = client.admin().metadata(&[""]).await?.nodes.len();
     let rows = measure(plan).await;
     // The groups first, or the coordinator would have them forget the topics.
@@ -255,7 +248,7 @@ pub(crate) async fn run(plan: &GroupBenchPlan) -> Result<GroupBenchReport> {
     deleted?;
     Ok(GroupBenchReport {
         mode: "group",
-        command: String::new(),
+        command: command_line(),
         title: format!(
             "consumer groups: {node_count} nodes, topics of {} partitions; storage {}, server {}",
             plan.args.partitions, status.storage, status.version
@@ -271,6 +264,12 @@ pub(crate) async fn run(plan: &GroupBenchPlan) -> Result<GroupBenchReport> {
                 .to_owned(),
         ],
     })
+}
+
+impl ModeResult for GroupBenchReport {
+    fn exit_code(&self) -> u8 {
+        0
+    }
 }
 
 async fn measure(plan: &GroupBenchPlan) -> Result<Vec<GroupBenchRow>> {

@@ -1,5 +1,6 @@
 //! Describes the host that the benchmark runs on and measures its own CPU time.
 
+use std::path::Path;
 use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
@@ -37,4 +38,12 @@ pub(crate) fn process_cpu_time() -> Duration {
     let seconds = u64::try_from(time.tv_sec).unwrap_or_default();
     let nanos = u32::try_from(time.tv_nsec).unwrap_or_default();
     Duration::new(seconds, nanos)
+}
+
+/// Returns the command line of this process, without the directory of the program.
+pub(crate) fn command_line() -> String {
+    let mut arguments = std::env::args();
+    let program = arguments.next().unwrap_or_default();
+    let name = Path::new(&program).file_name().unwrap_or_default().to_string_lossy().into_owned();
+    std::iter::once(name).chain(arguments).collect::<Vec<_>>().join(" ")
 }

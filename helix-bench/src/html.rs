@@ -6,6 +6,7 @@ use anyhow::Result;
 use serde_json::Value;
 
 use crate::figures::{self, NamedResult};
+use crate::format::escaped;
 use crate::table;
 
 const STYLE: &str = "body{font:15px sans-serif;max-width:72em;margin:2em auto;padding:0 1em;\
@@ -74,11 +75,6 @@ fn run(named: &NamedResult) -> String {
         text(&machine["arch"]),
         text(&machine["kernel"]),
     )
-}
-
-/// Escapes text for HTML.
-pub(crate) fn escaped(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }
 
 #[cfg(test)]

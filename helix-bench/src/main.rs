@@ -1,8 +1,8 @@
 //! `helix-bench`: loads a Helix cluster, measures it and reports the results.
 //!
-//! It is an ordinary client and knows the server only by its public API.
+//! It is an ordinary client and knows the server only by its public API. A mode is a file or a
+//! directory with its flags, its result and a function that runs it.
 
-mod args;
 mod assignment;
 mod budget;
 mod ceiling;
@@ -21,6 +21,7 @@ mod latency;
 mod load;
 mod meter;
 mod nodes;
+mod options;
 mod output;
 mod payload;
 mod phase;
@@ -30,8 +31,11 @@ mod rate_limit;
 mod read;
 mod readback;
 mod report;
+mod runner;
 mod sequencer;
+mod single;
 mod stamp;
+mod stored;
 mod table;
 mod target;
 mod verify;
@@ -40,38 +44,80 @@ mod weak_acks;
 mod write;
 
 use std::io::Write;
-use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::{Context, Result};
-use clap::Parser;
-use serde::Serialize;
-use serde_json::Value;
+use anyhow::Result;
+use clap::{Parser, Subcommand};
 
-use args::{
-    BenchCli, BenchCommand, CeilingArgs, CompareArgs, LoadArgs, LoadMode, PlotArgs, ReportArgs,
-    TablesArgs, WalArgs,
-};
-use ceiling::CeilingProcess;
-use connections::{ConnectionsArgs, ConnectionsPlan};
-use figures::NamedResult;
-use group::{GroupBenchArgs, GroupBenchPlan};
-use load::BenchLoad;
-use output::ReportOutput;
-use pubsub::{PubsubArgs, PubsubPlan};
+use ceiling::CeilingArgs;
+use compare::CompareArgs;
+use connections::ConnectionsArgs;
+use group::GroupBenchArgs;
+use load::{LoadArgs, LoadMode};
+use pubsub::PubsubArgs;
 use rate_limit::RateLimitArgs;
-use report::BenchReport;
-use sequencer::{SequencerArgs, SequencerPlan, SequencerReport};
+use sequencer::SequencerArgs;
+use stored::{PlotArgs, ReportArgs, TablesArgs};
+use wal::WalArgs;
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+const EXIT_CODES: &str = "Exit codes: 0 success; 1 failure, no request succeeded, or --verify was \
+                          not possible; 2 usage error; 11 acked records are missing, changed or \
+                          doubled; 130 interrupted.";
+
+/// Benchmarks Helix: throughput, latency and end-to-end delivery.
+#[derive(Debug, Parser)]
+#[command(name = "helix-bench", version, after_help = EXIT_CODES)]
+struct BenchCli {
+    /// Show no progress
+    #[arg(long, global = true)]
+    quiet: bool,
+    #[command(subcommand)]
+    command: BenchCommand,
+}
+
+#[derive(Debug, Subcommand)]
+enum BenchCommand {
+    /// Append batches and wait for their acks
+    Write(LoadArgs),
+    /// Fetch records, or subscribe with --stream
+    Read(LoadArgs),
+    /// Append one record and fetch it back, repeatedly
+    Latency(LoadArgs),
+    /// Publish records and time their delivery to subscribers
+    E2e(LoadArgs),
+    /// Measure publish/subscribe over payload sizes
+    Pubsub(PubsubArgs),
+    /// Measure or check a stream that several nodes publish to
+    Sequencer(SequencerArgs),
+    /// Measure requests over many connections at once
+    Connections(ConnectionsArgs),
+    /// Measure consumer groups
+    Group(GroupBenchArgs),
+    /// Find the highest rate whose p99 stays within a bound
+    Limit(RateLimitArgs),
+    /// Write to helix-wal directly, without network or Raft
+    Wal(WalArgs),
+    /// Run a load against a service that stores nothing
+    Ceiling(CeilingArgs),
+    /// Alternate runs against the ceiling and a server
+    Compare(CompareArgs),
+    /// Draw plots of results
+    Plot(PlotArgs),
+    /// Print tables of results as Markdown
+    Tables(TablesArgs),
+    /// Write a page with tables and plots of results
+    Report(ReportArgs),
+}
 
 fn main() -> ExitCode {
     let cli = BenchCli::parse();
     if cli.quiet {
         progress::silence();
     }
-    match run(cli.command) {
+    match run(&cli.command) {
         Ok(code) => ExitCode::from(code),
         Err(error) => {
             // Ignored: without standard error there is nowhere to report.
@@ -81,242 +127,59 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(command: BenchCommand) -> Result<u8> {
+/// Runs a command and returns its exit code.
+fn run(command: &BenchCommand) -> Result<u8> {
     match command {
-        BenchCommand::Write(args) => measure(LoadMode::Write, &args),
-        BenchCommand::Read(args) => measure(LoadMode::Read, &args),
-        BenchCommand::Latency(args) => measure(LoadMode::Latency, &args),
-        BenchCommand::E2e(args) => measure(LoadMode::E2e, &args),
-        BenchCommand::Pubsub(args) => run_pubsub(&args),
-        BenchCommand::Sequencer(args) => run_sequencer(&args),
-        BenchCommand::Connections(args) => run_connections(&args),
-        BenchCommand::Group(args) => run_group(&args),
-        BenchCommand::Limit(args) => run_limit(&args),
-        BenchCommand::Wal(args) => run_wal(&args),
-        BenchCommand::Ceiling(args) => {
-            at_least_one("--server-threads", args.server_threads)?;
-            match &args.serve {
-                Some(address) => serve_ceiling(&args, address),
-                None => run_against_ceiling(&args),
-            }
+        BenchCommand::Write(args) => single::command(LoadMode::Write, args),
+        BenchCommand::Read(args) => single::command(LoadMode::Read, args),
+        BenchCommand::Latency(args) => single::command(LoadMode::Latency, args),
+        BenchCommand::E2e(args) => single::command(LoadMode::E2e, args),
+        BenchCommand::Pubsub(args) => pubsub::command(args),
+        BenchCommand::Sequencer(args) => sequencer::command(args),
+        BenchCommand::Connections(args) => connections::command(args),
+        BenchCommand::Group(args) => group::command(args),
+        BenchCommand::Limit(args) => rate_limit::command(args),
+        BenchCommand::Wal(args) => wal::command(args),
+        BenchCommand::Ceiling(args) => ceiling::command(args),
+        BenchCommand::Compare(args) => compare::command(args),
+        BenchCommand::Plot(args) => stored::plot(args),
+        BenchCommand::Report(args) => stored::report(args),
+        BenchCommand::Tables(args) => stored::tables(args),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn documented_commands_parse() {
+        for line in [
+            "helix-bench write --records 100000 --size 1024 --batch-size 100 --clients 4",
+            "helix-bench read --records 100000 --batch-size 100 --clients 4",
+            "helix-bench latency --ops 1000 --size 1024",
+            "helix-bench write --clients 64 --batch-size 1 --partition -1 --create-topic 1000",
+            "helix-bench compare --addr 127.0.0.1:1,127.0.0.1:2 --runs 5 --mode stream",
+            "helix-bench ceiling --mode read --duration 2s --acks 1",
+            "helix-bench wal --group-size 1MiB",
+            "helix-bench e2e --rate 1000 --subscribers 2",
+            "helix-bench write --addr localhost:1,localhost:2,localhost:3 --clients 4 --acks 1",
+            "helix-bench write --topic new --partitions 12 --replication-factor 3 --acks none",
+            "helix-bench write --acks quorum-written",
+            "helix-bench write --acks 0",
+            "helix-bench write --payload text --compression lz4",
+            "helix-bench pubsub --producers 2 --consumers 4 --topics 2 --payload 256B,1KiB",
+            "helix-bench sequencer --duration 2s --size 64,256 --plot plots",
+            "helix-bench sequencer --check --records 1000",
+            "helix-bench connections --count 100,1000 --rate 1000",
+            "helix-bench group --parts read,commit --runs 5 --committers 8",
+            "helix-bench limit --mode write --max-p99 5ms --clients 4",
+            "helix-bench plot one.json two.json --dir plots",
+            "helix-bench tables one.json",
+            "helix-bench report one.json two.json -o report.html",
+        ] {
+            BenchCli::try_parse_from(line.split(' '))
+                .unwrap_or_else(|error| panic!("{line}: {error}"));
         }
-        BenchCommand::Compare(args) => compare(&args),
-        BenchCommand::Plot(PlotArgs { results, dir }) => {
-            print_plots(&named_results(&results)?, &dir)?;
-            Ok(0)
-        }
-        BenchCommand::Report(ReportArgs { results, output }) => {
-            let page = html::page(&named_results(&results)?)?;
-            figures::write_file(&output, &page)?;
-            progress::step(&format!("wrote {}", output.display()));
-            Ok(0)
-        }
-        BenchCommand::Tables(TablesArgs { results }) => {
-            let results = results.iter().map(|path| table::read_result(path));
-            let results: Vec<Value> = results.collect::<Result<_>>()?;
-            for table in table::tables_of_all(&results)? {
-                output::print(&format!("{}\n", table.markdown()))?;
-            }
-            Ok(0)
-        }
     }
-}
-
-fn named_results(paths: &[PathBuf]) -> Result<Vec<NamedResult>> {
-    paths.iter().map(|path| named_result(path)).collect()
-}
-
-/// Names a result by its file.
-fn named_result(path: &Path) -> Result<NamedResult> {
-    let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-    let result = table::read_result(path)?;
-    // The mode is in the title of its chart already.
-    let mode = format!("{}-", result["mode"].as_str().unwrap_or_default());
-    let name = name.strip_prefix(&mode).unwrap_or(&name).to_owned();
-    Ok(NamedResult { name, result })
-}
-
-fn print_plots(results: &[NamedResult], dir: &Path) -> Result<()> {
-    for path in figures::write(results, dir)? {
-        progress::step(&format!("wrote {path}"));
-    }
-    Ok(())
-}
-
-fn run_pubsub(args: &PubsubArgs) -> Result<u8> {
-    let plan = PubsubPlan::new(args).map_err(exit::usage)?;
-    let output = ReportOutput::open(args.json.as_deref())?;
-    let mut report = runtime(plan.threads())?.block_on(pubsub::run(&plan))?;
-    report.command = command_line();
-    deliver(&report, output, args.plot.as_deref())?;
-    Ok(report.exit_code())
-}
-
-fn run_sequencer(args: &SequencerArgs) -> Result<u8> {
-    let plan = SequencerPlan::new(args).map_err(exit::usage)?;
-    let output = ReportOutput::open(args.json.as_deref())?;
-    let mut report = SequencerReport::new();
-    if args.check {
-        runtime(plan.threads())?.block_on(sequencer::check(&plan, &mut report))?;
-    } else {
-        // One message in flight keeps one thread busy; more of them only move the task.
-        runtime(1)?.block_on(sequencer::latency(&plan, &mut report))?;
-        runtime(plan.threads())?.block_on(sequencer::throughput(&plan, &mut report))?;
-    }
-    report.finish(command_line());
-    deliver(&report, output, args.plot.as_deref())?;
-    Ok(report.exit_code())
-}
-
-fn run_connections(args: &ConnectionsArgs) -> Result<u8> {
-    let plan = ConnectionsPlan::new(args).map_err(exit::usage)?;
-    let output = ReportOutput::open(args.json.as_deref())?;
-    let mut report = runtime(plan.threads())?.block_on(connections::run(&plan))?;
-    report.command = command_line();
-    deliver(&report, output, args.plot.as_deref())?;
-    Ok(report.exit_code())
-}
-
-fn run_group(args: &GroupBenchArgs) -> Result<u8> {
-    let plan = GroupBenchPlan::new(args).map_err(exit::usage)?;
-    let output = ReportOutput::open(args.json.as_deref())?;
-    let mut report = runtime(plan.threads())?.block_on(group::run(&plan))?;
-    report.command = command_line();
-    deliver(&report, output, None)?;
-    Ok(0)
-}
-
-fn run_limit(args: &RateLimitArgs) -> Result<u8> {
-    let load = rate_limit::load(args).map_err(exit::usage)?;
-    let output = ReportOutput::open(args.load.json.as_deref())?;
-    let search = rate_limit::run(args, &load, run_load);
-    let mut report = runtime(load.threads)?.block_on(search)?;
-    report.command = command_line();
-    deliver(&report, output, None)?;
-    Ok(report.exit_code())
-}
-
-/// Writes a result with its tables and plots, which are made from its JSON.
-fn deliver(report: &impl Serialize, output: ReportOutput, plot: Option<&Path>) -> Result<()> {
-    let result = serde_json::to_value(report).context("write JSON")?;
-    let text = table::plain(&result)?;
-    output.deliver(report, || text)?;
-    match plot {
-        None => Ok(()),
-        Some(dir) => print_plots(&[NamedResult { name: String::new(), result }], dir),
-    }
-}
-
-fn measure(mode: LoadMode, args: &LoadArgs) -> Result<u8> {
-    let load = load(mode, args)?;
-    let output = ReportOutput::open(args.json.as_deref())?;
-    let report = runtime(load.threads)?.block_on(run_load(&load))?;
-    let code = finish(&report, output)?;
-    if let Some(dir) = &args.plot {
-        let result = serde_json::to_value(&report).context("write JSON")?;
-        print_plots(&[NamedResult { name: String::new(), result }], dir)?;
-    }
-    Ok(code)
-}
-
-fn run_wal(args: &WalArgs) -> Result<u8> {
-    wal::check(args).map_err(exit::usage)?;
-    let output = ReportOutput::open(args.json.as_deref())?;
-    let mut report = wal::run(args)?;
-    report.command = command_line();
-    output.deliver(&report, || report.table())?;
-    Ok(0)
-}
-
-fn serve_ceiling(args: &CeilingArgs, address: &str) -> Result<u8> {
-    let runtime = runtime(ceiling::server_threads(args.server_threads))?;
-    let result = runtime.block_on(ceiling::serve(args, address));
-    // A blocking read of standard input cannot be interrupted, so its thread is left running.
-    runtime.shutdown_background();
-    result.map(|()| 0)
-}
-
-fn run_against_ceiling(args: &CeilingArgs) -> Result<u8> {
-    let load = load_with_ceiling(args.mode, &args.load)?;
-    if !args.load.addr.is_empty() {
-        return Err(exit::usage("--addr is not valid for ceiling: it starts its own service"));
-    }
-    let output = ReportOutput::open(args.load.json.as_deref())?;
-    let report = runtime(load.threads)?.block_on(async {
-        let threads = ceiling::server_threads(args.server_threads);
-        let ceiling = CeilingProcess::start(&load, Some(threads)).await?;
-        let mut report = run_load(&ceiling.load(&load)).await?;
-        report.notes.push(format!(
-            "against a service without storage, in its own process with {threads} runtime \
-             threads"
-        ));
-        anyhow::Ok(report)
-    })?;
-    finish(&report, output)
-}
-
-fn compare(args: &CompareArgs) -> Result<u8> {
-    let load = load_with_ceiling(args.mode, &args.load)?;
-    at_least_one("--server-threads", args.server_threads)?;
-    at_least_one("--runs", Some(args.runs))?;
-    let output = ReportOutput::open(args.load.json.as_deref())?;
-    let threads = ceiling::server_threads(args.server_threads);
-    let mut comparison =
-        runtime(load.threads)?.block_on(compare::run(&load, args.runs, threads, run_load))?;
-    comparison.command = command_line();
-    output.deliver(&comparison, || comparison.table())?;
-    Ok(comparison.exit_code())
-}
-
-fn load(mode: LoadMode, args: &LoadArgs) -> Result<BenchLoad> {
-    BenchLoad::new(mode, args).map_err(exit::usage)
-}
-
-fn load_with_ceiling(mode: LoadMode, args: &LoadArgs) -> Result<BenchLoad> {
-    let load = load(mode, args)?;
-    if load.verify {
-        return Err(exit::usage("--verify is not valid here: the ceiling stores nothing"));
-    }
-    if args.plot.is_some() {
-        return Err(exit::usage("--plot is not valid here"));
-    }
-    Ok(load)
-}
-
-fn at_least_one(flag: &str, value: Option<usize>) -> Result<()> {
-    match value {
-        Some(0) => Err(exit::usage(format!("{flag} must be at least 1"))),
-        _ => Ok(()),
-    }
-}
-
-async fn run_load(load: &BenchLoad) -> Result<BenchReport> {
-    let mut report = match load.mode {
-        LoadMode::Write | LoadMode::Stream => write::run(load).await,
-        LoadMode::Read => read::run(load).await,
-        LoadMode::Latency => latency::run(load).await,
-        LoadMode::E2e => e2e::run(load).await,
-    }?;
-    report.command = command_line();
-    Ok(report)
-}
-
-fn finish(report: &BenchReport, output: ReportOutput) -> Result<u8> {
-    output.deliver(report, || report.table())?;
-    Ok(report.exit_code())
-}
-
-fn command_line() -> String {
-    let mut arguments = std::env::args();
-    let program = arguments.next().unwrap_or_default();
-    let name = Path::new(&program).file_name().unwrap_or_default().to_string_lossy().into_owned();
-    std::iter::once(name).chain(arguments).collect::<Vec<_>>().join(" ")
-}
-
-fn runtime(threads: usize) -> Result<tokio::runtime::Runtime> {
-    tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(threads)
-        .enable_all()
-        .build()
-        .context("start the runtime")
 }

@@ -4,16 +4,42 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, ErrorKind, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use serde::Serialize;
+use serde_json::Value;
 
-use crate::progress;
+use crate::figures::{self, NamedResult};
+use crate::options::OutputOptions;
+use crate::{progress, table};
 
-/// Destination of a result.
+/// Result of a mode.
+pub(crate) trait ModeResult: Serialize {
+    /// Returns the exit code of the run.
+    fn exit_code(&self) -> u8;
+
+    /// Returns the result for a terminal.
+    ///
+    /// Made from the JSON, so that a stored result gives the same.
+    ///
+    /// # Errors
+    /// The mode has no table.
+    fn text(&self, json: &Value) -> Result<String> {
+        table::plain(json)
+    }
+}
+
+/// Destinations of a result.
 #[derive(Debug)]
-pub(crate) enum ReportOutput {
+pub(crate) struct ReportOutput {
+    destination: Destination,
+    /// Directory of the plots.
+    plot: Option<PathBuf>,
+}
+
+#[derive(Debug)]
+enum Destination {
     Table,
     Json,
     /// The table on standard output, and JSON in a file.
@@ -21,44 +47,47 @@ pub(crate) enum ReportOutput {
 }
 
 impl ReportOutput {
-    /// Opens the destination.
+    /// Opens the destinations.
     ///
     /// # Errors
     /// The file cannot be written.
-    pub(crate) fn open(json: Option<&Path>) -> Result<Self> {
-        match json {
-            None => Ok(Self::Table),
+    pub(crate) fn open(options: &OutputOptions) -> Result<Self> {
+        let destination = match &options.json {
+            None => Destination::Table,
             Some(path) if path == Path::new("-") => {
                 progress::silence();
-                Ok(Self::Json)
+                Destination::Json
             }
             Some(path) => {
                 // The old contents stay until the new ones are written.
                 let opened = OpenOptions::new().write(true).create(true).truncate(false).open(path);
                 let name = path.display().to_string();
-                Ok(Self::Both(opened.with_context(|| format!("--json {name}"))?, name))
+                Destination::Both(opened.with_context(|| format!("--json {name}"))?, name)
             }
-        }
+        };
+        Ok(Self { destination, plot: options.plot.clone() })
     }
 
-    /// Writes the result.
+    /// Writes the result and its plots, and returns the exit code of the run.
     ///
     /// # Errors
     /// The result could not be written. A closed standard output is not an error.
-    pub(crate) fn deliver(
-        self,
-        result: &impl Serialize,
-        table: impl FnOnce() -> String,
-    ) -> Result<()> {
-        match self {
-            Self::Table => print(&table()),
-            Self::Json => print(&json(result)?),
-            Self::Both(file, name) => {
+    pub(crate) fn deliver(self, result: &impl ModeResult) -> Result<u8> {
+        let value = serde_json::to_value(result).context("write JSON")?;
+        let text = result.text(&value)?;
+        match self.destination {
+            Destination::Table => print(&text)?,
+            Destination::Json => print(&json(result)?)?,
+            Destination::Both(file, name) => {
                 // The file first, because standard output may fail.
                 replace(&file, &json(result)?).with_context(|| format!("write {name}"))?;
-                print(&table())
+                print(&text)?;
             }
         }
+        if let Some(dir) = &self.plot {
+            figures::draw(&[NamedResult { name: String::new(), result: value }], dir)?;
+        }
+        Ok(result.exit_code())
     }
 }
 
@@ -104,12 +133,13 @@ mod tests {
     #[test]
     fn unwritable_file_is_reported_before_the_run() {
         let dir = tempfile::tempdir().unwrap();
-        assert!(ReportOutput::open(Some(&dir.path().join("none/result"))).is_err());
+        let open = |path: &Path| {
+            ReportOutput::open(&OutputOptions { json: Some(path.to_owned()), plot: None })
+        };
+        assert!(open(&dir.path().join("none/result")).is_err());
         let path = dir.path().join("result");
         for result in ["a long one", "short"] {
-            let ReportOutput::Both(file, _) = ReportOutput::open(Some(&path)).unwrap() else {
-                panic!()
-            };
+            let Destination::Both(file, _) = open(&path).unwrap().destination else { panic!() };
             replace(&file, &json(&result).unwrap()).unwrap();
             let mut written = String::new();
             io::Read::read_to_string(

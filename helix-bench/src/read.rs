@@ -345,7 +345,7 @@ mod tests {
     use helix_proto::log::v1::{Record, StoredBatch, Watermarks};
 
     use super::*;
-    use crate::args::{LoadArgs, LoadMode};
+    use crate::load::{LoadArgs, LoadMode};
 
     fn load(records: Option<u64>, offset: i64) -> BenchLoad {
         let duration = records.is_none().then_some(Duration::from_secs(1));

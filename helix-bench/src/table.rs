@@ -3,13 +3,11 @@
 //! A table is made from the result's JSON, so a stored result gives the same table as its run.
 
 use std::fmt::Write as _;
-use std::path::Path;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use serde_json::Value;
 
-use crate::format::{bytes_text, grouped, known};
-use crate::html::escaped;
+use crate::format::{bytes_text, escaped, grouped, known};
 
 /// Longest line of a title in Markdown.
 const MARKDOWN_CHARS_MAX: usize = 100;
@@ -97,17 +95,6 @@ fn wrapped(text: &str) -> String {
         column += word.chars().count();
     }
     out
-}
-
-/// Reads a result.
-///
-/// # Errors
-/// The file cannot be read or is not JSON.
-pub(crate) fn read_result(path: &Path) -> Result<Value> {
-    let name = path.display();
-    let file = std::fs::OpenOptions::new().read(true).open(path);
-    let file = file.with_context(|| format!("open {name}"))?;
-    serde_json::from_reader(std::io::BufReader::new(file)).with_context(|| format!("read {name}"))
 }
 
 /// Returns the tables of a result.

@@ -42,9 +42,9 @@ impl MemoryServer {
     }
 
     /// Runs the program, and returns what it printed and its JSON result.
-    fn bench(&self, dir: &Path, arguments: &[&str]) -> (String, Value) {
+    fn bench(&self, dir: &Path, arguments: &str) -> (String, Value) {
         let json = dir.join("result.json");
-        let mut arguments = arguments.to_vec();
+        let mut arguments: Vec<&str> = arguments.split_whitespace().collect();
         let path = json.to_str().unwrap();
         arguments.extend(["--addr", &self.address, "--json", path]);
         let output = helix_bench(&arguments);
@@ -74,26 +74,13 @@ fn number(value: &Value) -> f64 {
 #[test]
 fn pubsub_delivers_each_message_once_to_each_subscriber() {
     let (server, dir) = (MemoryServer::start(), tempfile::tempdir().unwrap());
-    let plots = dir.path().join("plots");
+    let plots = dir.path().join("plots").display().to_string();
     let (text, result) = server.bench(
         dir.path(),
-        &[
-            "pubsub",
-            "--producers",
-            "3",
-            "--consumers",
-            "4",
-            "--topics",
-            "2",
-            "--payload",
-            "256B,4KiB",
-            "--duration",
-            "300ms",
-            "--warmup",
-            "100ms",
-            "--plot",
-            plots.to_str().unwrap(),
-        ],
+        &format!(
+            "pubsub --producers 3 --consumers 4 --topics 2 --payload 256B,4KiB --duration \
+             300ms --warmup 100ms --plot {plots}"
+        ),
     );
     let rows = result["rows"].as_array().unwrap();
     assert_eq!(rows.len(), 2);
@@ -109,7 +96,7 @@ fn pubsub_delivers_each_message_once_to_each_subscriber() {
     }
     assert!(text.contains("4 KiB") && text.contains("doubled"), "{text}");
     for name in ["messages", "latency", "bytes"] {
-        assert!(plots.join(format!("pubsub-{name}.svg")).is_file());
+        assert!(Path::new(&plots).join(format!("pubsub-{name}.svg")).is_file());
     }
     // The topics are deleted.
     assert_eq!(server.topics("bench-"), [""; 0]);
@@ -125,19 +112,8 @@ fn pubsub_measures_from_the_intended_send() {
     let (server, dir) = (MemoryServer::start(), tempfile::tempdir().unwrap());
     let (_, result) = server.bench(
         dir.path(),
-        &[
-            "pubsub",
-            "--payload",
-            "256B",
-            "--batch-size",
-            "1",
-            "--rate",
-            "500",
-            "--duration",
-            "500ms",
-            "--warmup",
-            "100ms",
-        ],
+        "pubsub --payload 256B --batch-size 1 --rate 500 --duration 500ms --warmup \
+             100ms",
     );
     let run = &result["rows"][0]["run"];
     // A send that is later than intended counts as latency, so both parts are reported.
@@ -149,20 +125,10 @@ fn pubsub_measures_from_the_intended_send() {
 #[test]
 fn sequencer_shows_one_order_to_all_nodes() {
     let (server, dir) = (MemoryServer::start(), tempfile::tempdir().unwrap());
-    let plots = dir.path().join("plots");
+    let plots = dir.path().join("plots").display().to_string();
     let (text, result) = server.bench(
         dir.path(),
-        &[
-            "sequencer",
-            "--size",
-            "64,1400",
-            "--duration",
-            "300ms",
-            "--warmup",
-            "100ms",
-            "--plot",
-            plots.to_str().unwrap(),
-        ],
+        &format!("sequencer --size 64,1400 --duration 300ms --warmup 100ms --plot {plots}"),
     );
     let latency = result["latency"].as_array().unwrap();
     assert_eq!((latency.len(), latency[1]["steps"].as_array().unwrap().len()), (2, 6));
@@ -175,13 +141,13 @@ fn sequencer_shows_one_order_to_all_nodes() {
         assert_eq!((&row["is_order_equal"], &row["lost"]), (&Value::from(true), &Value::from(0)));
     }
     assert!(text.contains("99.999") && text.contains("gRPC over TCP"), "{text}");
-    assert!(plots.join("sequencer-latency.svg").is_file());
+    assert!(Path::new(&plots).join("sequencer-latency.svg").is_file());
 }
 
 #[test]
 fn sequencer_check_passes_over_cut_connections() {
     let (server, dir) = (MemoryServer::start(), tempfile::tempdir().unwrap());
-    let (text, result) = server.bench(dir.path(), &["sequencer", "--check", "--records", "6000"]);
+    let (text, result) = server.bench(dir.path(), "sequencer --check --records 6000");
     let outcome = |name: &str| {
         let steps = result["check"].as_array().unwrap();
         let step = steps.iter().find(|step| step["name"] == name);
@@ -196,15 +162,13 @@ fn sequencer_check_passes_over_cut_connections() {
 #[test]
 fn single_runs_are_plotted_and_reported_together() {
     let (server, dir) = (MemoryServer::start(), tempfile::tempdir().unwrap());
-    let plots = dir.path().join("plots");
-    let (text, result) = server.bench(
-        dir.path(),
-        &["e2e", "--subscribers", "2", "--records", "200", "--plot", plots.to_str().unwrap()],
-    );
+    let plots = dir.path().join("plots").display().to_string();
+    let (text, result) =
+        server.bench(dir.path(), &format!("e2e --subscribers 2 --records 200 --plot {plots}"));
     assert!(text.contains("e2e"), "{text}");
     assert_eq!((&result["errors"], &result["records"]), (&Value::from(0), &Value::from(200)));
     assert_eq!(result["latency_us"]["count"], 400);
-    assert!(plots.join("e2e-latency-clients.svg").is_file());
+    assert!(Path::new(&plots).join("e2e-latency-clients.svg").is_file());
     let (stored, page) = (dir.path().join("result.json"), dir.path().join("page.html"));
     let paths = [stored.to_str().unwrap(), page.to_str().unwrap()];
     assert!(helix_bench(&["report", paths[0], "-o", paths[1]]).status.success());
@@ -230,20 +194,8 @@ fn flags_without_effect_and_unknown_results_are_rejected() {
 #[test]
 fn connections_are_opened_and_their_requests_delivered() {
     let (server, dir) = (MemoryServer::start(), tempfile::tempdir().unwrap());
-    let (text, result) = server.bench(
-        dir.path(),
-        &[
-            "connections",
-            "--count",
-            "20,50",
-            "--rate",
-            "200",
-            "--duration",
-            "500ms",
-            "--warmup",
-            "100ms",
-        ],
-    );
+    let (text, result) = server
+        .bench(dir.path(), "connections --count 20,50 --rate 200 --duration 500ms --warmup 100ms");
     let rows = result["rows"].as_array().unwrap();
     assert_eq!(rows.len(), 2);
     for (row, count) in rows.iter().zip([20, 50]) {
@@ -261,21 +213,8 @@ fn limit_finds_a_rate_and_shows_its_steps() {
     // The bound is far above any latency, so the search ends where the rate is not reached.
     let (text, result) = server.bench(
         dir.path(),
-        &[
-            "limit",
-            "--mode",
-            "write",
-            "--max-p99",
-            "10s",
-            "--start",
-            "500",
-            "--batch-size",
-            "1",
-            "--duration",
-            "200ms",
-            "--warmup",
-            "50ms",
-        ],
+        "limit --mode write --max-p99 10s --start 500 --batch-size 1 --duration 200ms \
+             --warmup 50ms",
     );
     let steps = result["steps"].as_array().unwrap();
     let highest = number(&result["highest_rate"]);
@@ -291,33 +230,11 @@ fn group_measures_each_part_beside_its_reference() {
     let parts = ["read", "commit", "handover", "heartbeat", "memory"].join(",");
     let (text, result) = server.bench(
         dir.path(),
-        &[
-            "group",
-            "--parts",
-            &parts,
-            "--runs",
-            "1",
-            "--partitions",
-            "4",
-            "--records",
-            "2000",
-            "--committers",
-            "3",
-            "--leaves",
-            "2",
-            "--session-timeout",
-            "1s",
-            "--groups",
-            "2",
-            "--members",
-            "2",
-            "--heartbeat",
-            "400ms",
-            "--empty-groups",
-            "50",
-            "--duration",
-            "1200ms",
-        ],
+        &format!(
+            "group --parts {parts} --runs 1 --partitions 4 --records 2000 --committers 3 \
+             --leaves 2 --session-timeout 1s --groups 2 --members 2 --heartbeat 400ms \
+             --empty-groups 50 --duration 1200ms"
+        ),
     );
     let rows = result["rows"].as_array().unwrap();
     assert_eq!(rows.len(), 11, "{text}");

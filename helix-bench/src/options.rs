@@ -1,0 +1,228 @@
+//! Options that several modes share: cluster, rows, output, and value formats.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::Result;
+use clap::{Args, ValueEnum};
+use helix_client::TlsOptions;
+use helix_proto::address;
+use serde::Serialize;
+
+use crate::exit;
+
+/// Address used when none is given.
+const ADDR_DEFAULT: &str = "127.0.0.1:9092";
+
+/// Longest duration that may be given; adding it to a point in time must not overflow.
+const DURATION_MAX: Duration = Duration::from_secs(365 * 24 * 3600);
+
+/// Cluster to measure, and the files of TLS.
+#[derive(Debug, Clone, Default, Args)]
+pub(crate) struct TargetOptions {
+    /// Node addresses [default: 127.0.0.1:9092]
+    #[arg(
+        long,
+        value_name = "HOST:PORT,..",
+        value_delimiter = ',',
+        value_parser = parse_address
+    )]
+    pub(crate) addr: Vec<String>,
+    /// CAs of the nodes, PEM; turns TLS on
+    #[arg(long, value_name = "FILE", env = "HELIX_TLS_CA")]
+    tls_ca: Option<PathBuf>,
+    /// Certificate of the clients, PEM
+    #[arg(long, value_name = "FILE", env = "HELIX_TLS_CERT", requires_all = ["tls_ca", "tls_key"])]
+    tls_cert: Option<PathBuf>,
+    /// Private key of the certificate, PEM
+    #[arg(long, value_name = "FILE", env = "HELIX_TLS_KEY", requires = "tls_cert")]
+    tls_key: Option<PathBuf>,
+}
+
+impl TargetOptions {
+    /// Returns the addresses to contact first.
+    pub(crate) fn addresses(&self) -> Vec<String> {
+        match self.addr.as_slice() {
+            [] => vec![ADDR_DEFAULT.to_owned()],
+            addr => addr.to_vec(),
+        }
+    }
+
+    /// Returns the TLS settings of the clients; `None` without TLS.
+    pub(crate) fn tls(&self) -> Option<TlsOptions> {
+        let options = TlsOptions::new(self.tls_ca.clone()?);
+        Some(match (&self.tls_cert, &self.tls_key) {
+            (Some(cert), Some(key)) => options.with_certificate(cert, key),
+            _ => options,
+        })
+    }
+}
+
+/// Destinations of a result.
+#[derive(Debug, Clone, Default, Args)]
+pub(crate) struct OutputOptions {
+    /// Write the result to this file as JSON; "-" prints JSON, not the table
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json: Option<PathBuf>,
+    /// Write plots to this directory as SVG
+    #[arg(long, value_name = "DIR")]
+    pub(crate) plot: Option<PathBuf>,
+}
+
+impl OutputOptions {
+    /// Rejects `--plot` for a mode without plots.
+    ///
+    /// # Errors
+    /// A directory for plots is given.
+    pub(crate) fn without_plot(&self) -> Result<&Self> {
+        match self.plot {
+            None => Ok(self),
+            Some(_) => Err(exit::usage("--plot is not valid here")),
+        }
+    }
+}
+
+/// Options of a mode that measures several rows on topics of its own.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct RowOptions {
+    #[command(flatten)]
+    pub(crate) cluster: TargetOptions,
+    /// Length of the measured phase of a row
+    #[arg(long, default_value = "10s", value_parser = duration)]
+    pub(crate) duration: Duration,
+    /// Length of the warm-up of a row, which is not measured
+    #[arg(long, default_value = "1s", value_parser = duration)]
+    pub(crate) warmup: Duration,
+    /// Ack to wait for, as for `write` [default: all]
+    #[arg(long, value_name = "all|quorum-written|1|none")]
+    pub(crate) acks: Option<AckLevel>,
+    /// Replicas of the created topics [default: the cluster's]
+    #[arg(long, value_name = "COUNT")]
+    pub(crate) replication_factor: Option<u32>,
+    /// Seed of payloads and retries
+    #[arg(long, default_value_t = 1)]
+    pub(crate) seed: u64,
+    /// Runtime threads of this process [default: one per core]
+    #[arg(long)]
+    pub(crate) threads: Option<usize>,
+    #[command(flatten)]
+    pub(crate) output: OutputOptions,
+}
+
+/// Ack level that a write waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
+pub(crate) enum AckLevel {
+    #[value(name = "all")]
+    #[serde(rename = "all")]
+    All,
+    #[value(name = "quorum-written")]
+    #[serde(rename = "quorum-written")]
+    QuorumWritten,
+    #[value(name = "1")]
+    #[serde(rename = "1")]
+    One,
+    #[value(name = "none", alias = "0")]
+    #[serde(rename = "none")]
+    None,
+}
+
+impl AckLevel {
+    /// Returns the value as written on the command line.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::All => "all",
+            Self::QuorumWritten => "quorum-written",
+            Self::One => "1",
+            Self::None => "none",
+        }
+    }
+}
+
+/// Parses the address of a node; the port may be missing.
+fn parse_address(text: &str) -> std::result::Result<String, String> {
+    address::parse(text, Some(address::PORT_DEFAULT))
+}
+
+/// Parses "1500ms", "2s", "1m" or "1h"; a bare number counts seconds.
+pub(crate) fn duration(text: &str) -> std::result::Result<Duration, String> {
+    let (number, unit) = split_unit(text);
+    let seconds = match unit {
+        "us" => 1e-6,
+        "ms" => 1e-3,
+        "" | "s" => 1.0,
+        "m" => 60.0,
+        "h" => 3600.0,
+        _ => return Err("expected a number and us, ms, s, m or h".to_owned()),
+    };
+    let number: f64 = number.parse().map_err(|_| "expected a number first".to_owned())?;
+    let duration = Duration::try_from_secs_f64(number * seconds).map_err(|error| error.to_string());
+    match duration? {
+        duration if duration > DURATION_MAX => Err("at most 365 days".to_owned()),
+        duration => Ok(duration),
+    }
+}
+
+/// Parses "1024", "64KiB", "1MiB" or "2GB".
+pub(crate) fn bytes(text: &str) -> std::result::Result<usize, String> {
+    let (number, unit) = split_unit(text);
+    let factor: usize = match unit {
+        "" | "B" => 1,
+        "KB" | "kB" => 1_000,
+        "MB" => 1_000_000,
+        "GB" => 1_000_000_000,
+        "KiB" => 1 << 10,
+        "MiB" => 1 << 20,
+        "GiB" => 1 << 30,
+        _ => return Err("expected a number and B, KiB, MiB, GiB, KB, MB or GB".to_owned()),
+    };
+    let number: usize = number.parse().map_err(|_| "expected a whole number first".to_owned())?;
+    number.checked_mul(factor).ok_or_else(|| "too large".to_owned())
+}
+
+fn split_unit(text: &str) -> (&str, &str) {
+    let end = text.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(text.len());
+    text.split_at(end)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Flags {
+        #[command(flatten)]
+        cluster: TargetOptions,
+    }
+
+    #[test]
+    fn durations_and_sizes_have_units() {
+        assert_eq!(duration("1500ms"), Ok(Duration::from_millis(1500)));
+        assert_eq!(duration("0.5"), Ok(Duration::from_millis(500)));
+        assert_eq!(duration("2m"), Ok(Duration::from_secs(120)));
+        assert!(duration("2d").is_err() && duration("-1s").is_err() && duration("s").is_err());
+        assert!(duration("1e18s").is_err());
+        assert_eq!(bytes("64KiB"), Ok(65536));
+        assert_eq!(bytes("2GB"), Ok(2_000_000_000));
+        assert!(bytes("1.5MiB").is_err() && bytes("99999999999GiB").is_err());
+    }
+
+    #[test]
+    fn addresses_are_checked_where_they_are_given() {
+        let parse = |addr| Flags::try_parse_from(["helix-bench", "--addr", addr]);
+        assert_eq!(parse("n1, http://n2:1").unwrap().cluster.addresses(), ["n1:9092", "n2:1"]);
+        for wrong in ["n1:99999", "n1:", "n1:0", "n1,,n2", "http://n1/a"] {
+            assert!(parse(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn ack_names_round_trip() {
+        for acks in AckLevel::value_variants() {
+            assert_eq!(AckLevel::from_str(acks.name(), false), Ok(*acks));
+            assert_eq!(serde_json::to_value(acks).unwrap(), acks.name());
+        }
+        assert_eq!(AckLevel::from_str("0", false), Ok(AckLevel::None));
+    }
+}
