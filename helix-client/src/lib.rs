@@ -71,6 +71,8 @@ pub mod config;
 pub mod connection;
 mod connector;
 pub mod consumer;
+#[cfg(feature = "contexts")]
+pub mod contexts;
 mod coordinator;
 pub mod error;
 pub mod group;
