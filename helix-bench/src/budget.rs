@@ -12,6 +12,8 @@ use serde::{Serialize, Serializer};
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
+use crate::interrupt;
+
 /// Longest sleep of the pacing thread, so that it notices the end of the phase.
 const PACER_SLEEP_MAX: Duration = Duration::from_millis(10);
 
@@ -30,7 +32,7 @@ fn seconds<S: Serializer>(duration: &Option<Duration>, out: S) -> Result<S::Ok, 
     duration.map(|duration| duration.as_secs_f64()).serialize(out)
 }
 
-/// Hands out sends until the record or time limit is reached.
+/// Hands out sends until the record or time limit is reached, or a stop is requested.
 #[derive(Debug)]
 pub(crate) struct SendBudget {
     start: Instant,
@@ -133,7 +135,9 @@ impl SendBudget {
     }
 
     pub(crate) fn is_over(&self, now: Instant) -> bool {
-        self.is_used_up() || self.deadline.is_some_and(|deadline| now >= deadline)
+        interrupt::is_requested()
+            || self.is_used_up()
+            || self.deadline.is_some_and(|deadline| now >= deadline)
     }
 
     /// Counts the due sends that an open loop had not made at its end.
@@ -143,7 +147,11 @@ impl SendBudget {
         let Some(pace) = &self.pace else { return 0 };
         let due = match self.deadline {
             // A send that is due exactly at the deadline would be too late.
-            Some(deadline) if !self.is_used_up() => pace.due_by(deadline - self.start) - 1,
+            Some(deadline) if !self.is_used_up() => {
+                // An interrupted phase ends before its deadline.
+                let end = deadline.min(Instant::now());
+                pace.due_by(end - self.start) - 1
+            }
             _ => pace.due_by(pace.last_taken()),
         };
         due.saturating_sub(pace.taken.load(Ordering::Relaxed))

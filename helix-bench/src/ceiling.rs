@@ -7,17 +7,20 @@ mod state;
 
 use std::process::Stdio;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 use clap::Args;
+use helix_client::TokenSource;
+use helix_client::contexts::{ADDR_DEFAULT, ChosenCluster};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
 use tokio::net::TcpListener;
 use tokio::process::{Child, Command};
 
 use crate::host::cores;
 use crate::load::{BenchLoad, LoadArgs, LoadMode, check_count};
+use crate::options::TargetOptions;
 use crate::payload::{BatchPool, PayloadKind};
 use crate::report::BenchReport;
-use crate::{exit, output, runner, single};
+use crate::{exit, interrupt, output, runner, single};
 
 /// Prefix of the line in which the child prints its address.
 const GREETING: &str = "ceiling at ";
@@ -54,10 +57,14 @@ pub(crate) fn command(args: &CeilingArgs) -> Result<u8> {
         runtime.shutdown_background();
         return result.map(|()| 0);
     }
-    let load = BenchLoad::with_ceiling(args.mode, &args.load).map_err(exit::usage)?;
-    if !args.load.cluster.addr.is_empty() {
-        return Err(exit::usage("--addr is not valid for ceiling: it starts its own service"));
+    if args.load.cluster != TargetOptions::default() {
+        let what = "--addr and other options of a cluster are not valid: ceiling starts its own \
+                    service";
+        return Err(exit::usage(anyhow!(what)));
     }
+    // No context or environment may name another cluster.
+    let load = LoadArgs { cluster: TargetOptions::of_node(ADDR_DEFAULT), ..args.load.clone() };
+    let load = BenchLoad::with_ceiling(args.mode, &load).map_err(exit::usage)?;
     runner::run(load.threads, args.load.output.without_plot()?, run(&load, threads))
 }
 
@@ -91,6 +98,8 @@ impl CeilingProcess {
             .args(["--size", &load.size.to_string()])
             .args(["--batch-size", &load.batch_size.to_string()])
             .args(["--seed", &load.seed.to_string()])
+            // The terminal's Ctrl-C must not end it before the run.
+            .process_group(0)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .kill_on_drop(true);
@@ -107,7 +116,13 @@ impl CeilingProcess {
 
     /// Returns the same load against the ceiling.
     pub(crate) fn load(&self, load: &BenchLoad) -> BenchLoad {
-        BenchLoad { addr: vec![self.address.clone()], tls: None, ..load.clone() }
+        let cluster = ChosenCluster {
+            addr: vec![self.address.clone()],
+            source: "the ceiling".to_owned(),
+            token: TokenSource::none(),
+            tls: None,
+        };
+        BenchLoad { cluster, ..load.clone() }
     }
 }
 
@@ -131,7 +146,7 @@ async fn serve(args: &CeilingArgs, address: &str) -> Result<()> {
     output::print(&format!("{GREETING}{address}\n"))?;
     tokio::select! {
         result = service::serve(listener, pool.into_batches()) => result.context("serve"),
-        result = tokio::signal::ctrl_c() => result.context("wait for an interrupt"),
+        () = interrupt::requested() => Ok(()),
         () = end_of_stdin(), if args.end_with_stdin => Ok(()),
     }
 }

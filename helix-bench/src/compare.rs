@@ -7,17 +7,18 @@ use std::fmt::Write as _;
 
 use anyhow::{Result, ensure};
 use clap::Args;
+use helix_client::exit::Exit;
 use serde::Serialize;
 use serde_json::Value;
 
 use crate::ceiling::{CeilingProcess, server_threads};
+use crate::exit::{self, BenchFailure};
 use crate::format::{grouped, known, replication_text};
-use crate::host::{HostInfo, command_line};
 use crate::load::{BenchLoad, LoadArgs, LoadMode, check_count};
 use crate::meter::weakest;
 use crate::output::ModeResult;
 use crate::report::BenchReport;
-use crate::{exit, progress, runner, single};
+use crate::{interrupt, progress, runner, single};
 
 /// Flags of `compare`.
 #[derive(Debug, Clone, Args)]
@@ -38,9 +39,8 @@ pub(crate) struct CompareArgs {
 /// Result of a comparison.
 #[derive(Debug, Serialize)]
 pub(crate) struct Comparison {
-    /// Command line of the comparison.
-    pub(crate) command: String,
-    pub(crate) mode: &'static str,
+    /// Load of the runs.
+    pub(crate) load_mode: &'static str,
     /// Records per second, server over ceiling, for each pair. Higher is better.
     pub(crate) throughput_ratio: MedianRange,
     /// Median latency, server over ceiling, for each pair. Lower is better.
@@ -49,7 +49,6 @@ pub(crate) struct Comparison {
     pub(crate) ceiling: SideSummary,
     pub(crate) server: SideSummary,
     pub(crate) server_threads: usize,
-    pub(crate) machine: HostInfo,
     /// All runs in order.
     pub(crate) runs: Vec<RunPair>,
 }
@@ -135,9 +134,17 @@ async fn run(load: &BenchLoad, runs: usize, server_threads: usize) -> Result<Com
             let server = single::run(load).await?;
             (single::run(&against_ceiling).await?, server)
         };
+        // The pair is not whole.
+        if interrupt::is_requested() {
+            break;
+        }
         ensure!(ceiling.requests > 0, "no request succeeded against the ceiling");
         let throughput_ratio = server.records_per_sec / ceiling.records_per_sec;
         pairs.push(RunPair { throughput_ratio, ceiling, server });
+    }
+    if pairs.is_empty() {
+        let what = "interrupted before the first pair of runs was done";
+        return Err(BenchFailure::new(Exit::Interrupted, what).into());
     }
     Ok(Comparison::new(load, server_threads, pairs))
 }
@@ -150,21 +157,23 @@ impl Comparison {
         };
         let throughput = MedianRange::of(runs.iter().map(|pair| pair.throughput_ratio));
         Self {
-            command: command_line(),
-            mode: load.mode.name(),
+            load_mode: load.mode.name(),
             throughput_ratio: throughput.expect("at least one run"),
             p50_ratio: ratio(|report| report.latency_us.map(|latency| latency.p50)),
             p99_ratio: ratio(|report| report.latency_us.map(|latency| latency.p99)),
             ceiling: SideSummary::new(runs.iter().map(|pair| &pair.ceiling).collect()),
             server: SideSummary::new(runs.iter().map(|pair| &pair.server).collect()),
             server_threads,
-            machine: HostInfo::here(),
             runs,
         }
     }
 }
 
 impl ModeResult for Comparison {
+    fn mode(&self) -> &'static str {
+        "compare"
+    }
+
     fn exit_code(&self) -> u8 {
         let codes = self.runs.iter().map(|pair| pair.server.exit_code());
         codes.max().unwrap_or(1)

@@ -10,7 +10,6 @@ use serde::Serialize;
 use tokio::task::{JoinError, JoinSet};
 
 use crate::format::{grouped, replication_text};
-use crate::host::command_line;
 use crate::load::{BenchLoad, LoadArgs, LoadMode, check_count};
 use crate::meter::Failures;
 use crate::nodes::{NodeUsage, nodes, rss_bytes};
@@ -22,7 +21,7 @@ use crate::report::BenchReport;
 use crate::target::{self, BenchTarget};
 use crate::weak_acks;
 use crate::write::{self, BatchSource};
-use crate::{exit, progress, runner};
+use crate::{exit, interrupt, progress, runner};
 
 /// Name of the created topic, before the process id.
 const TOPIC_PREFIX: &str = "bench-connections";
@@ -55,9 +54,6 @@ pub(crate) struct ConnectionsArgs {
 /// Result of all rows.
 #[derive(Debug, Serialize)]
 struct ConnectionsReport {
-    /// Name of the mode, by which tables and plots recognise the result.
-    mode: &'static str,
-    command: String,
     title: String,
     rows: Vec<ConnectionsRow>,
     notes: Vec<String>,
@@ -109,7 +105,7 @@ impl ConnectionsPlan {
 
 fn load(args: &ConnectionsArgs, count: usize) -> Result<BenchLoad> {
     let load = LoadArgs {
-        topic: format!("{TOPIC_PREFIX}-{}", std::process::id()),
+        topic: Some(format!("{TOPIC_PREFIX}-{}", std::process::id())),
         size: Some(args.size),
         batch_size: Some(1),
         clients: active(count, args.active_percent),
@@ -161,7 +157,14 @@ async fn run(plan: &ConnectionsPlan) -> Result<ConnectionsReport> {
         let mut done = Vec::with_capacity(rows.len());
         for (load, count) in rows.iter().zip(&args.count) {
             progress::step(&format!("{} connections", grouped(*count as f64)));
-            done.push(measure(load, *count).await?);
+            let row = measure(load, *count).await?;
+            // Without any request, the row says nothing of the connections.
+            if !interrupt::is_requested() || row.run.requests > 0 {
+                done.push(row);
+            }
+            if interrupt::is_requested() {
+                break;
+            }
         }
         anyhow::Ok(ConnectionsReport::new(args, done))
     }
@@ -214,6 +217,9 @@ async fn open_all(target: &BenchTarget, count: usize) -> Result<Failures> {
         anyhow::Ok(())
     };
     for number in 0..count {
+        if interrupt::is_requested() {
+            break;
+        }
         if opening.len() >= OPENING_MAX
             && let Some(opened) = opening.join_next().await
         {
@@ -256,11 +262,15 @@ impl ConnectionsReport {
                 run.server_version
             );
         }
-        Self { mode: "connections", command: command_line(), title, rows, notes }
+        Self { title, rows, notes }
     }
 }
 
 impl ModeResult for ConnectionsReport {
+    fn mode(&self) -> &'static str {
+        "connections"
+    }
+
     /// Lost records come first, then connections that were not opened.
     fn exit_code(&self) -> u8 {
         let of_row = |row: &ConnectionsRow| match row {

@@ -17,16 +17,17 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use clap::{Args, ValueEnum};
 use futures_util::{StreamExt, TryStreamExt, stream};
-use helix_client::{Client, Config, GroupConsumer, GroupEvent, NewTopic, TokenSource};
+use helix_client::contexts::ChosenCluster;
+use helix_client::{Client, GroupConsumer, GroupEvent, NewTopic};
 use helix_proto::log::v1::{ErrorReason, TopicConfig};
 use serde::Serialize;
 use tokio::time::{Instant, timeout};
 
-use crate::host::{command_line, cores};
+use crate::host::cores;
 use crate::load::check_count;
 use crate::options::{OutputOptions, TargetOptions, bytes, duration};
 use crate::output::ModeResult;
-use crate::{exit, progress, runner, target};
+use crate::{exit, interrupt, progress, runner, target};
 use row::GroupBenchRow;
 
 /// Prefix of created topics and groups, before the process id.
@@ -127,9 +128,6 @@ impl GroupPart {
 /// Result of all measurements.
 #[derive(Debug, Serialize)]
 pub(crate) struct GroupBenchReport {
-    /// Name of the mode, by which tables recognise the result.
-    mode: &'static str,
-    command: String,
     title: String,
     storage: String,
     durability: String,
@@ -143,6 +141,7 @@ pub(crate) struct GroupBenchReport {
 #[derive(Debug)]
 pub(crate) struct GroupBenchPlan {
     args: GroupBenchArgs,
+    cluster: ChosenCluster,
     threads: usize,
 }
 
@@ -184,13 +183,11 @@ impl GroupBenchPlan {
         }
         let threads = args.threads.unwrap_or_else(cores);
         check_count("--threads", threads)?;
-        Ok(Self { args: args.clone(), threads })
+        Ok(Self { args: args.clone(), cluster: args.cluster.choose()?, threads })
     }
 
     fn client(&self) -> Result<Client> {
-        let config = Config::new(self.args.cluster.addresses());
-        let (token, tls) = (TokenSource::from_env()?, self.args.cluster.tls());
-        Ok(Client::new(Config { token, tls, ..config })?)
+        Ok(Client::new(self.cluster.clone().config())?)
     }
 
     fn prefix(&self) -> String {
@@ -235,8 +232,7 @@ pub(crate) fn command(args: &GroupBenchArgs) -> Result<u8> {
 async fn run(plan: &GroupBenchPlan) -> Result<GroupBenchReport> {
     let client = plan.client()?;
     let status = client.admin().node_status(None).await;
-    let status = status
-        .with_context(|| format!("connect to {}", plan.args.cluster.addresses().join(",")))?;
+    let status = status.with_context(|| format!("connect to {}", plan.cluster.addr.join(",")))?;
     let node_count = client.admin().metadata(&[""]).await?.nodes.len();
     let rows = measure(plan).await;
     // The groups first, or the coordinator would have them forget the topics.
@@ -245,10 +241,11 @@ async fn run(plan: &GroupBenchPlan) -> Result<GroupBenchReport> {
     let topics: Vec<&str> = topics.iter().map(|topic| topic.name.as_str()).collect();
     target::delete_topics(&client, &topics).await;
     let rows = rows?;
-    deleted?;
+    // Groups of an interrupted part still have members, which the service removes.
+    if !interrupt::is_requested() {
+        deleted?;
+    }
     Ok(GroupBenchReport {
-        mode: "group",
-        command: command_line(),
         title: format!(
             "consumer groups: {node_count} nodes, topics of {} partitions; storage {}, server {}",
             plan.args.partitions, status.storage, status.version
@@ -267,6 +264,10 @@ async fn run(plan: &GroupBenchPlan) -> Result<GroupBenchReport> {
 }
 
 impl ModeResult for GroupBenchReport {
+    fn mode(&self) -> &'static str {
+        "group"
+    }
+
     fn exit_code(&self) -> u8 {
         0
     }
@@ -277,14 +278,21 @@ async fn measure(plan: &GroupBenchPlan) -> Result<Vec<GroupBenchRow>> {
     for part in &plan.args.parts {
         let name = format!("{part:?}").to_lowercase();
         progress::step(&format!("measuring {name}"));
-        let measured = match part {
-            GroupPart::Read => reads::measure(plan).await,
-            GroupPart::Commit => commits::measure(plan).await,
-            GroupPart::Handover => handover::measure(plan).await,
-            GroupPart::Heartbeat => idle::measure(plan).await,
-            GroupPart::Memory => memory::measure(plan).await,
-            GroupPart::Coordinator => operator::kill_coordinator(plan).await,
-            GroupPart::Restart => operator::restart(plan).await,
+        let part = async {
+            match part {
+                GroupPart::Read => reads::measure(plan).await,
+                GroupPart::Commit => commits::measure(plan).await,
+                GroupPart::Handover => handover::measure(plan).await,
+                GroupPart::Heartbeat => idle::measure(plan).await,
+                GroupPart::Memory => memory::measure(plan).await,
+                GroupPart::Coordinator => operator::kill_coordinator(plan).await,
+                GroupPart::Restart => operator::restart(plan).await,
+            }
+        };
+        let measured = tokio::select! {
+            measured = part => measured,
+            // A part without all of its runs has no median.
+            () = interrupt::requested() => break,
         };
         rows.extend(measured.with_context(|| format!("measure {name}"))?);
     }

@@ -14,8 +14,6 @@ const STYLE: &str = "body{font:15px sans-serif;max-width:72em;margin:2em auto;pa
     text-align:right;border-bottom:1px solid #ddd}code{background:#f3f3f3;padding:.1em .3em}\
     svg{max-width:100%;height:auto}";
 
-/// Places of the machine in results of all modes.
-const MACHINES: [&str; 3] = ["/machine", "/rows/0/run/machine", "/steps/0/run/machine"];
 /// Places of the server's version in results of all modes.
 const VERSIONS: [&str; 4] = [
     "/server_version",
@@ -59,7 +57,7 @@ fn run(named: &NamedResult) -> String {
         let found = places.iter().find_map(|place| named.result.pointer(place));
         found.cloned().unwrap_or(Value::Null)
     };
-    let machine = find(&MACHINES);
+    let machine = &named.result["machine"];
     let text = |value: &Value| match value {
         Value::String(text) => escaped(text),
         Value::Null => "unknown".to_owned(),

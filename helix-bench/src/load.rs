@@ -6,11 +6,13 @@ use std::time::Duration;
 
 use anyhow::{Result, bail, ensure};
 use clap::{Args, ValueEnum};
-use helix_client::{Compression, TlsOptions};
+use helix_client::Compression;
+use helix_client::contexts::ChosenCluster;
 use helix_proto::log::v1::Durability;
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 use crate::budget::PhaseLimits;
+use crate::completion;
 use crate::host::cores;
 use crate::options::{AckLevel, OutputOptions, RowOptions, TargetOptions, bytes, duration};
 use crate::payload::PayloadKind;
@@ -46,8 +48,9 @@ impl LoadMode {
 pub(crate) struct LoadArgs {
     #[command(flatten)]
     pub(crate) cluster: TargetOptions,
-    #[arg(long, default_value = "default")]
-    pub(crate) topic: String,
+    /// Topic [default: default, which a load that writes creates]
+    #[arg(long, add = completion::topics())]
+    pub(crate) topic: Option<String>,
     /// Partition; -1 spreads over all partitions of the topic
     #[arg(long, default_value_t = 0, allow_negative_numbers = true)]
     pub(crate) partition: i64,
@@ -169,11 +172,13 @@ impl From<BatchCompression> for Compression {
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct BenchLoad {
     pub(crate) mode: LoadMode,
-    pub(crate) addr: Vec<String>,
-    /// Not shown in results: files of this machine.
-    #[serde(skip)]
-    pub(crate) tls: Option<TlsOptions>,
+    /// Only the addresses are shown in results.
+    #[serde(rename = "addr", serialize_with = "addresses")]
+    pub(crate) cluster: ChosenCluster,
     pub(crate) topic: String,
+    /// Creates a missing topic, because no option names one.
+    #[serde(skip)]
+    pub(crate) creates_default_topic: bool,
     /// `None` selects all partitions of the topic.
     pub(crate) partition: Option<u32>,
     /// Negative values count records back from the end.
@@ -201,6 +206,13 @@ pub(crate) struct BenchLoad {
     pub(crate) run: PhaseLimits,
 }
 
+fn addresses<S: Serializer>(
+    cluster: &ChosenCluster,
+    out: S,
+) -> std::result::Result<S::Ok, S::Error> {
+    cluster.addr.serialize(out)
+}
+
 /// Warm-up of a run that is bounded by time.
 const WARMUP_DEFAULT: Duration = Duration::from_secs(1);
 /// Divisor for the warm-up's records in a run that is bounded by records.
@@ -209,6 +221,9 @@ const WARMUP_SHARE: u64 = 10;
 const WARMUP_MAX: Duration = Duration::from_secs(10);
 /// Fewest warm-up batches per request in flight; the first ones look up the leaders.
 const WARMUP_ROUNDS: u64 = 5;
+
+/// Topic of a load that names none.
+const DEFAULT_TOPIC: &str = "default";
 
 /// Highest value of the flags for clients, connections and requests in flight.
 pub(crate) const COUNT_MAX: usize = 65_536;
@@ -247,9 +262,9 @@ impl BenchLoad {
         let subscribers = if mode == LoadMode::E2e { args.subscribers.unwrap_or(1) } else { 0 };
         let load = Self {
             mode,
-            addr: args.cluster.addresses(),
-            tls: args.cluster.tls(),
-            topic: args.topic.clone(),
+            cluster: args.cluster.choose()?,
+            topic: args.topic.clone().unwrap_or_else(|| DEFAULT_TOPIC.to_owned()),
+            creates_default_topic: args.topic.is_none() && mode != LoadMode::Read,
             partition,
             offset: args.offset.unwrap_or(0),
             size: args.size.unwrap_or(1024),
@@ -422,7 +437,8 @@ mod tests {
     use super::*;
 
     fn args() -> LoadArgs {
-        LoadArgs { clients: 1, in_flight: 1, ..LoadArgs::default() }
+        let cluster = TargetOptions::of_node("n1:1");
+        LoadArgs { cluster, clients: 1, in_flight: 1, ..LoadArgs::default() }
     }
 
     #[test]

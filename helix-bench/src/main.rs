@@ -8,15 +8,18 @@ mod budget;
 mod ceiling;
 mod chart;
 mod compare;
+mod completion;
 mod connections;
 mod delivery;
 mod e2e;
+mod examples;
 mod exit;
 mod figures;
 mod format;
 mod group;
 mod host;
 mod html;
+mod interrupt;
 mod latency;
 mod load;
 mod meter;
@@ -63,13 +66,9 @@ use wal::WalArgs;
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-const EXIT_CODES: &str = "Exit codes: 0 success; 1 failure, no request succeeded, or --verify was \
-                          not possible; 2 usage error; 11 acked records are missing, changed or \
-                          doubled; 130 interrupted.";
-
 /// Benchmarks Helix: throughput, latency and end-to-end delivery.
 #[derive(Debug, Parser)]
-#[command(name = "helix-bench", version, after_help = EXIT_CODES)]
+#[command(name = "helix-bench", version, after_help = exit::help())]
 struct BenchCli {
     /// Show no progress
     #[arg(long, global = true)]
@@ -81,43 +80,64 @@ struct BenchCli {
 #[derive(Debug, Subcommand)]
 enum BenchCommand {
     /// Append batches and wait for their acks
+    #[command(after_help = examples::WRITE)]
     Write(LoadArgs),
     /// Fetch records, or subscribe with --stream
+    #[command(after_help = examples::READ)]
     Read(LoadArgs),
     /// Append one record and fetch it back, repeatedly
+    #[command(after_help = examples::LATENCY)]
     Latency(LoadArgs),
     /// Publish records and time their delivery to subscribers
+    #[command(after_help = examples::E2E)]
     E2e(LoadArgs),
     /// Measure publish/subscribe over payload sizes
+    #[command(after_help = examples::PUBSUB)]
     Pubsub(PubsubArgs),
     /// Measure or check a stream that several nodes publish to
+    #[command(after_help = examples::SEQUENCER)]
     Sequencer(SequencerArgs),
     /// Measure requests over many connections at once
+    #[command(after_help = examples::CONNECTIONS)]
     Connections(ConnectionsArgs),
     /// Measure consumer groups
+    #[command(after_help = examples::GROUP)]
     Group(GroupBenchArgs),
     /// Find the highest rate whose p99 stays within a bound
+    #[command(after_help = examples::LIMIT)]
     Limit(RateLimitArgs),
     /// Write to helix-wal directly, without network or Raft
+    #[command(after_help = examples::WAL)]
     Wal(WalArgs),
     /// Run a load against a service that stores nothing
+    #[command(after_help = examples::CEILING)]
     Ceiling(CeilingArgs),
     /// Alternate runs against the ceiling and a server
+    #[command(after_help = examples::COMPARE)]
     Compare(CompareArgs),
     /// Draw plots of results
+    #[command(after_help = examples::PLOT)]
     Plot(PlotArgs),
     /// Print tables of results as Markdown
+    #[command(after_help = examples::TABLES)]
     Tables(TablesArgs),
     /// Write a page with tables and plots of results
+    #[command(after_help = examples::REPORT)]
     Report(ReportArgs),
 }
 
 fn main() -> ExitCode {
+    completion::complete_if_asked::<BenchCli>();
     let cli = BenchCli::parse();
     if cli.quiet {
         progress::silence();
     }
-    match run(&cli.command) {
+    let is_measurement = !matches!(
+        cli.command,
+        BenchCommand::Plot(_) | BenchCommand::Tables(_) | BenchCommand::Report(_)
+    );
+    let watched = if is_measurement { interrupt::watch() } else { Ok(()) };
+    match watched.and_then(|()| run(&cli.command)) {
         Ok(code) => ExitCode::from(code),
         Err(error) => {
             // Ignored: without standard error there is nowhere to report.
@@ -150,36 +170,29 @@ fn run(command: &BenchCommand) -> Result<u8> {
 
 #[cfg(test)]
 mod tests {
+    use clap::CommandFactory;
+
     use super::*;
 
     #[test]
-    fn documented_commands_parse() {
-        for line in [
-            "helix-bench write --records 100000 --size 1024 --batch-size 100 --clients 4",
-            "helix-bench read --records 100000 --batch-size 100 --clients 4",
-            "helix-bench latency --ops 1000 --size 1024",
-            "helix-bench write --clients 64 --batch-size 1 --partition -1 --create-topic 1000",
-            "helix-bench compare --addr 127.0.0.1:1,127.0.0.1:2 --runs 5 --mode stream",
-            "helix-bench ceiling --mode read --duration 2s --acks 1",
-            "helix-bench wal --group-size 1MiB",
-            "helix-bench e2e --rate 1000 --subscribers 2",
-            "helix-bench write --addr localhost:1,localhost:2,localhost:3 --clients 4 --acks 1",
-            "helix-bench write --topic new --partitions 12 --replication-factor 3 --acks none",
-            "helix-bench write --acks quorum-written",
-            "helix-bench write --acks 0",
-            "helix-bench write --payload text --compression lz4",
-            "helix-bench pubsub --producers 2 --consumers 4 --topics 2 --payload 256B,1KiB",
-            "helix-bench sequencer --duration 2s --size 64,256 --plot plots",
-            "helix-bench sequencer --check --records 1000",
-            "helix-bench connections --count 100,1000 --rate 1000",
-            "helix-bench group --parts read,commit --runs 5 --committers 8",
-            "helix-bench limit --mode write --max-p99 5ms --clients 4",
-            "helix-bench plot one.json two.json --dir plots",
-            "helix-bench tables one.json",
-            "helix-bench report one.json two.json -o report.html",
-        ] {
-            BenchCli::try_parse_from(line.split(' '))
-                .unwrap_or_else(|error| panic!("{line}: {error}"));
+    fn each_command_has_examples_that_parse() {
+        for command in BenchCli::command().get_subcommands() {
+            let name = command.get_name();
+            let help = command.get_after_help().expect("examples").to_string();
+            let examples: Vec<&str> =
+                help.lines().filter_map(|line| line.strip_prefix("  helix-bench ")).collect();
+            assert!(!examples.is_empty(), "{name} has no examples");
+            for example in examples {
+                assert_eq!(example.split(' ').next(), Some(name));
+                let words = ["helix-bench"].into_iter().chain(example.split(' '));
+                BenchCli::try_parse_from(words)
+                    .unwrap_or_else(|error| panic!("{example}: {error}"));
+            }
         }
+    }
+
+    #[test]
+    fn flags_are_consistent() {
+        BenchCli::command().debug_assert();
     }
 }

@@ -3,24 +3,22 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Result, anyhow};
 use clap::{Args, ValueEnum};
-use helix_client::TlsOptions;
+use helix_client::contexts::{ChosenCluster, ClusterChoice, ContextTls};
 use helix_proto::address;
 use serde::Serialize;
 
-use crate::exit;
-
-/// Address used when none is given.
-const ADDR_DEFAULT: &str = "127.0.0.1:9092";
+use crate::completion;
+use crate::exit::{self, BenchFailure};
 
 /// Longest duration that may be given; adding it to a point in time must not overflow.
 const DURATION_MAX: Duration = Duration::from_secs(365 * 24 * 3600);
 
-/// Cluster to measure, and the files of TLS.
-#[derive(Debug, Clone, Default, Args)]
+/// Cluster to measure, selected as `helix` selects it.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Args)]
 pub(crate) struct TargetOptions {
-    /// Node addresses [default: 127.0.0.1:9092]
+    /// Nodes to contact first [env: HELIX_ADDR] [default: the context's, or 127.0.0.1:9092]
     #[arg(
         long,
         value_name = "HOST:PORT,..",
@@ -28,33 +26,49 @@ pub(crate) struct TargetOptions {
         value_parser = parse_address
     )]
     pub(crate) addr: Vec<String>,
-    /// CAs of the nodes, PEM; turns TLS on
-    #[arg(long, value_name = "FILE", env = "HELIX_TLS_CA")]
+    /// Context to use, as added with `helix context add`
+    #[arg(long, value_name = "NAME", add = completion::contexts())]
+    context: Option<String>,
+    /// File with the token of the clients [env: HELIX_TOKEN_FILE, or HELIX_TOKEN with the token]
+    #[arg(long, value_name = "FILE")]
+    token_file: Option<PathBuf>,
+    /// CAs of the nodes, PEM; turns TLS on [env: HELIX_TLS_CA]
+    #[arg(long, value_name = "FILE")]
     tls_ca: Option<PathBuf>,
-    /// Certificate of the clients, PEM
-    #[arg(long, value_name = "FILE", env = "HELIX_TLS_CERT", requires_all = ["tls_ca", "tls_key"])]
+    /// Certificate of the clients, PEM [env: HELIX_TLS_CERT]
+    #[arg(long, value_name = "FILE")]
     tls_cert: Option<PathBuf>,
-    /// Private key of the certificate, PEM
-    #[arg(long, value_name = "FILE", env = "HELIX_TLS_KEY", requires = "tls_cert")]
+    /// Private key of the certificate, PEM [env: HELIX_TLS_KEY]
+    #[arg(long, value_name = "FILE")]
     tls_key: Option<PathBuf>,
+    /// Name that the certificates of all nodes must have
+    #[arg(long, value_name = "NAME")]
+    tls_server_name: Option<String>,
 }
 
 impl TargetOptions {
-    /// Returns the addresses to contact first.
-    pub(crate) fn addresses(&self) -> Vec<String> {
-        match self.addr.as_slice() {
-            [] => vec![ADDR_DEFAULT.to_owned()],
-            addr => addr.to_vec(),
-        }
+    /// Returns the options that name one node.
+    pub(crate) fn of_node(address: &str) -> Self {
+        Self { addr: vec![address.to_owned()], ..Self::default() }
     }
 
-    /// Returns the TLS settings of the clients; `None` without TLS.
-    pub(crate) fn tls(&self) -> Option<TlsOptions> {
-        let options = TlsOptions::new(self.tls_ca.clone()?);
-        Some(match (&self.tls_cert, &self.tls_key) {
-            (Some(cert), Some(key)) => options.with_certificate(cert, key),
-            _ => options,
-        })
+    /// Chooses the cluster from the options, the contexts and the environment.
+    ///
+    /// # Errors
+    /// A setting is not valid, or names nothing.
+    pub(crate) fn choose(&self) -> Result<ChosenCluster> {
+        let choice = ClusterChoice {
+            addr: self.addr.clone(),
+            context: self.context.clone(),
+            token_file: self.token_file.clone(),
+            tls: ContextTls {
+                ca: self.tls_ca.clone(),
+                cert: self.tls_cert.clone(),
+                key: self.tls_key.clone(),
+                server_name: self.tls_server_name.clone(),
+            },
+        };
+        Ok(choice.resolve().map_err(BenchFailure::from)?)
     }
 }
 
@@ -77,7 +91,7 @@ impl OutputOptions {
     pub(crate) fn without_plot(&self) -> Result<&Self> {
         match self.plot {
             None => Ok(self),
-            Some(_) => Err(exit::usage("--plot is not valid here")),
+            Some(_) => Err(exit::usage(anyhow!("--plot is not valid here"))),
         }
     }
 }
@@ -211,7 +225,8 @@ mod tests {
     #[test]
     fn addresses_are_checked_where_they_are_given() {
         let parse = |addr| Flags::try_parse_from(["helix-bench", "--addr", addr]);
-        assert_eq!(parse("n1, http://n2:1").unwrap().cluster.addresses(), ["n1:9092", "n2:1"]);
+        let addr = parse("n1, http://n2:1").unwrap().cluster.choose().unwrap().addr;
+        assert_eq!(addr, ["n1:9092", "n2:1"]);
         for wrong in ["n1:99999", "n1:", "n1:0", "n1,,n2", "http://n1/a"] {
             assert!(parse(wrong).is_err(), "{wrong}");
         }

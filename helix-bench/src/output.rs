@@ -11,11 +11,15 @@ use serde::Serialize;
 use serde_json::Value;
 
 use crate::figures::{self, NamedResult};
+use crate::host::{HostInfo, command_line};
 use crate::options::OutputOptions;
-use crate::{progress, table};
+use crate::{exit, interrupt, progress, table};
 
 /// Result of a mode.
 pub(crate) trait ModeResult: Serialize {
+    /// Returns the name of the mode, by which tables and plots recognise a result.
+    fn mode(&self) -> &'static str;
+
     /// Returns the exit code of the run.
     fn exit_code(&self) -> u8;
 
@@ -27,6 +31,37 @@ pub(crate) trait ModeResult: Serialize {
     /// The mode has no table.
     fn text(&self, json: &Value) -> Result<String> {
         table::plain(json)
+    }
+}
+
+/// Version of the format of results.
+const SCHEMA: u32 = 1;
+
+/// What the results of all modes have in common.
+#[derive(Debug, Serialize)]
+struct ResultDocument<'a, R> {
+    schema: u32,
+    mode: &'static str,
+    command: String,
+    /// The run was asked to stop: the result is of what was measured until then.
+    interrupted: bool,
+    client_version: &'static str,
+    machine: HostInfo,
+    #[serde(flatten)]
+    result: &'a R,
+}
+
+impl<'a, R: ModeResult> ResultDocument<'a, R> {
+    fn new(result: &'a R) -> Self {
+        Self {
+            schema: SCHEMA,
+            mode: result.mode(),
+            command: command_line(),
+            interrupted: interrupt::is_requested(),
+            client_version: env!("CARGO_PKG_VERSION"),
+            machine: HostInfo::here(),
+            result,
+        }
     }
 }
 
@@ -73,22 +108,31 @@ impl ReportOutput {
     /// # Errors
     /// The result could not be written. A closed standard output is not an error.
     pub(crate) fn deliver(self, result: &impl ModeResult) -> Result<u8> {
-        let value = serde_json::to_value(result).context("write JSON")?;
-        let text = result.text(&value)?;
+        let document = ResultDocument::new(result);
+        let value = serde_json::to_value(&document).context("write JSON")?;
+        let mut text = result.text(&value)?;
+        if document.interrupted {
+            text += "note: interrupted: this is what was measured until then\n";
+        }
         match self.destination {
             Destination::Table => print(&text)?,
-            Destination::Json => print(&json(result)?)?,
+            Destination::Json => print(&json(&document)?)?,
             Destination::Both(file, name) => {
                 // The file first, because standard output may fail.
-                replace(&file, &json(result)?).with_context(|| format!("write {name}"))?;
+                replace(&file, &json(&document)?).with_context(|| format!("write {name}"))?;
                 print(&text)?;
             }
         }
         if let Some(dir) = &self.plot {
             figures::draw(&[NamedResult { name: String::new(), result: value }], dir)?;
         }
-        Ok(result.exit_code())
+        Ok(exit_code(result.exit_code(), document.interrupted))
     }
+}
+
+/// Returns the exit code of a run. That of lost records comes before that of an interruption.
+fn exit_code(of_result: u8, interrupted: bool) -> u8 {
+    if interrupted && of_result != exit::NOT_AS_ACKED { exit::INTERRUPTED } else { of_result }
 }
 
 /// Prints to standard output.
@@ -128,6 +172,12 @@ mod tests {
     fn closed_pipe_is_not_an_error() {
         assert!(unless_closed(Err(ErrorKind::BrokenPipe.into())).is_ok());
         assert!(unless_closed(Err(ErrorKind::StorageFull.into())).is_err());
+    }
+
+    #[test]
+    fn interruption_does_not_hide_lost_records() {
+        assert_eq!((exit_code(0, false), exit_code(1, true)), (0, exit::INTERRUPTED));
+        assert_eq!(exit_code(exit::NOT_AS_ACKED, true), exit::NOT_AS_ACKED);
     }
 
     #[test]

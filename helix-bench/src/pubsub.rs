@@ -12,13 +12,12 @@ use serde::Serialize;
 use crate::delivery::PublishedTopic;
 use crate::e2e::{self, MeasuredDelivery};
 use crate::format::{bytes_text, replication_text};
-use crate::host::command_line;
 use crate::load::{BenchLoad, LoadArgs, LoadMode, check_count};
 use crate::options::{RowOptions, bytes};
 use crate::output::ModeResult;
 use crate::report::BenchReport;
 use crate::target::{self, BenchTarget};
-use crate::{exit, progress, runner};
+use crate::{exit, interrupt, progress, runner};
 
 /// Name of the created topics, before the process id.
 const TOPIC_PREFIX: &str = "bench-pubsub";
@@ -62,9 +61,6 @@ pub(crate) struct PubsubArgs {
 /// Result of all payload sizes.
 #[derive(Debug, Serialize)]
 struct PubsubReport {
-    /// Name of the mode, by which tables and plots recognise the result.
-    mode: &'static str,
-    command: String,
     title: String,
     producers: usize,
     consumers: usize,
@@ -145,7 +141,7 @@ fn load_args(
 ) -> LoadArgs {
     let fitting = u32::try_from(args.batch_bytes / payload.max(1)).unwrap_or(u32::MAX);
     LoadArgs {
-        topic,
+        topic: Some(topic),
         partition: -1,
         size: Some(payload),
         batch_size: Some(args.batch_size.unwrap_or(fitting.max(1))),
@@ -178,6 +174,9 @@ async fn run(plan: &PubsubPlan) -> Result<PubsubReport> {
         target::create_topics(&admin, &names, args.retention, args.rows.replication_factor).await?;
         let mut done = Vec::with_capacity(rows.len());
         for (number, row) in rows.iter().enumerate() {
+            if interrupt::is_requested() {
+                break;
+            }
             let payload = bytes_text(args.payload[number]);
             progress::step(&format!("payload {payload}, {} of {}", number + 1, rows.len()));
             done.push(measure(row, args.payload[number]).await?);
@@ -250,20 +249,15 @@ impl PubsubReport {
                 run.server_version,
             );
         }
-        Self {
-            mode: "pubsub",
-            command: command_line(),
-            title,
-            producers: *producers,
-            consumers: *consumers,
-            topics: *topics,
-            rows,
-            notes,
-        }
+        Self { title, producers: *producers, consumers: *consumers, topics: *topics, rows, notes }
     }
 }
 
 impl ModeResult for PubsubReport {
+    fn mode(&self) -> &'static str {
+        "pubsub"
+    }
+
     /// Lost and doubled messages come first.
     fn exit_code(&self) -> u8 {
         let of_row = |row: &PubsubRow| row_code(row.lost, row.doubled, row.run.exit_code());

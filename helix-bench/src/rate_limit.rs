@@ -7,12 +7,11 @@ use clap::{Args, ValueEnum};
 use serde::Serialize;
 
 use crate::format::grouped;
-use crate::host::command_line;
 use crate::load::{BenchLoad, LoadArgs, LoadMode};
 use crate::options::duration;
 use crate::output::ModeResult;
 use crate::report::BenchReport;
-use crate::{exit, progress, runner, single};
+use crate::{exit, interrupt, progress, runner, single};
 
 /// The search ends when the bounds are this close.
 const PRECISION: f64 = 1.05;
@@ -51,9 +50,6 @@ enum RateLimitMode {
 /// Result of the search.
 #[derive(Debug, Serialize)]
 pub(crate) struct RateLimitReport {
-    /// Name of the mode, by which tables and plots recognise the result.
-    mode: &'static str,
-    command: String,
     title: String,
     max_p99_us: f64,
     /// Highest rate within the bound; `None` if the first rates were beyond it.
@@ -104,6 +100,10 @@ async fn run(args: &RateLimitArgs, load: &BenchLoad) -> Result<RateLimitReport> 
         && steps.len() < STEPS_MAX
     {
         let report = single::run(&BenchLoad { rate: Some(rate), ..load.clone() }).await?;
+        // The step is not whole.
+        if interrupt::is_requested() {
+            break;
+        }
         let why = beyond(&report, args.max_p99);
         progress::step(&format!(
             "{} records/s: p99 {:.3} ms, {}",
@@ -187,12 +187,15 @@ impl RateLimitReport {
             title += &format!("; storage {}, acks {}", step.run.storage, step.run.durability);
         }
         let max_p99_us = args.max_p99.as_secs_f64() * 1e6;
-        let (mode, command, notes) = ("limit", command_line(), Vec::new());
-        Self { mode, command, title, max_p99_us, highest_rate, steps, notes }
+        Self { title, max_p99_us, highest_rate, steps, notes: Vec::new() }
     }
 }
 
 impl ModeResult for RateLimitReport {
+    fn mode(&self) -> &'static str {
+        "limit"
+    }
+
     /// Lost records come first; without any rate the search has failed.
     fn exit_code(&self) -> u8 {
         let codes = self.steps.iter().map(|step| step.run.exit_code());

@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use crate::exit;
 use crate::format::{grouped, known, replication_text};
-use crate::host::{HostInfo, command_line};
+use crate::host::cores;
 use crate::load::{BatchCompression, BenchLoad, LoadMode};
 use crate::meter::{LatencyHistogram, LoadMeter, Percentiles, durability_name};
 use crate::nodes::{CpuUsage, NodeUsage, nodes, rss_bytes};
@@ -40,8 +40,6 @@ const BUSY_CORES_SHARE: f64 = 0.95;
 /// Result of a run.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct BenchReport {
-    /// Command line of the run.
-    pub(crate) command: String,
     pub(crate) records_per_sec: f64,
     /// Payload bytes before compression, in units of 10^6 bytes.
     pub(crate) mb_per_sec: f64,
@@ -59,7 +57,6 @@ pub(crate) struct BenchReport {
     pub(crate) replication: u32,
     pub(crate) idempotent: Option<bool>,
     pub(crate) server_version: String,
-    pub(crate) client_version: &'static str,
     pub(crate) sync_p50_us: Option<f64>,
     pub(crate) sync_p99_us: Option<f64>,
     pub(crate) records: u64,
@@ -87,7 +84,6 @@ pub(crate) struct BenchReport {
     /// Nodes that answered after the run.
     pub(crate) nodes: Vec<NodeUsage>,
     pub(crate) verify: Option<Verification>,
-    pub(crate) machine: HostInfo,
     pub(crate) load: BenchLoad,
     pub(crate) notes: Vec<String>,
 }
@@ -117,7 +113,6 @@ impl BenchReport {
         let worst =
             |of: fn(&NodeUsage) -> Option<f64>| nodes.iter().filter_map(of).reduce(f64::max);
         let mut report = Self {
-            command: command_line(),
             records_per_sec: rate(meter.records, seconds),
             mb_per_sec: rate(meter.bytes, seconds) / 1e6,
             requests_per_sec: rate(meter.requests, seconds),
@@ -133,7 +128,6 @@ impl BenchReport {
             replication: target.topic.replication_factor,
             idempotent: (load.mode != LoadMode::Read).then_some(load.idempotent),
             server_version: distinct(versions),
-            client_version: env!("CARGO_PKG_VERSION"),
             sync_p50_us: worst(|node| node.sync_p50_us),
             sync_p99_us: worst(|node| node.sync_p99_us),
             records: meter.records,
@@ -159,7 +153,6 @@ impl BenchReport {
             server_rss_bytes: rss_bytes(&nodes),
             nodes,
             verify: None,
-            machine: HostInfo::here(),
             load: load.clone(),
             notes: Vec::new(),
         };
@@ -226,7 +219,7 @@ impl BenchReport {
         if is_weaker {
             notes.push(format!("acks were only {}, not quorum-synced", self.durability));
         }
-        let busy = self.cpu.client_cores / self.machine.cores as f64;
+        let busy = self.cpu.client_cores / cores() as f64;
         if busy > BUSY_CORES_SHARE {
             notes.push("the client kept every core busy: it may be the bottleneck".into());
         }
@@ -285,7 +278,7 @@ impl BenchReport {
         let mut line = format!(
             "{:<6} {partition} at {}: {clients} client{} x {in_flight} in flight, {}",
             load.mode.name(),
-            load.addr.join(","),
+            load.cluster.addr.join(","),
             if *clients == 1 { "" } else { "s" },
             self.shape(),
         );
@@ -353,6 +346,10 @@ impl BenchReport {
 }
 
 impl ModeResult for BenchReport {
+    fn mode(&self) -> &'static str {
+        self.load.mode.name()
+    }
+
     fn exit_code(&self) -> u8 {
         let is_lost = self.records_missing.is_some_and(|missing| missing > 0)
             || [NOT_DELIVERED, DELIVERED_TWICE]
@@ -379,7 +376,7 @@ impl ModeResult for BenchReport {
             self.durability,
             self.sync_times(),
             self.server_version,
-            self.client_version,
+            env!("CARGO_PKG_VERSION"),
         );
         let _ = writeln!(out);
         let header = ["records/s", "MB/s", "requests/s", "p50 ms", "p90", "p95", "p99", "p99.9"];

@@ -17,14 +17,14 @@ use self::check::{CheckOutcome, CheckStep};
 use self::order::OrderFindings;
 use crate::ceiling::CeilingProcess;
 use crate::format::{bytes_text, replication_text};
-use crate::host::{HostInfo, command_line, cores};
+use crate::host::cores;
 use crate::load::{BenchLoad, LoadArgs, LoadMode, check_count};
 use crate::meter::{PercentileStep, Percentiles, weakest};
 use crate::nodes::{NodeUsage, nodes};
 use crate::options::{RowOptions, bytes};
 use crate::output::{ModeResult, ReportOutput};
 use crate::target::{self, BenchTarget};
-use crate::{exit, progress, runner, write};
+use crate::{exit, interrupt, progress, runner, write};
 
 /// Name of the created topics, before the process id.
 const TOPIC_PREFIX: &str = "bench-sequencer";
@@ -74,16 +74,12 @@ pub(crate) struct SequencerArgs {
 /// Result of all rows, or of the check.
 #[derive(Debug, Serialize)]
 struct SequencerReport {
-    /// Name of the mode, by which tables and plots recognise the result.
-    mode: &'static str,
-    command: String,
     title: String,
     latency: Vec<SequencerLatency>,
     throughput: Vec<SequencerThroughput>,
     check: Vec<CheckStep>,
     /// Status of the nodes of the cluster after the last part.
     nodes: Vec<NodeUsage>,
-    machine: HostInfo,
     notes: Vec<String>,
 }
 
@@ -161,7 +157,7 @@ impl SequencerPlan {
 
 fn load(args: &SequencerArgs, size: usize, batch_size: u32) -> Result<BenchLoad> {
     let load = LoadArgs {
-        topic: format!("{TOPIC_PREFIX}-{}", std::process::id()),
+        topic: Some(format!("{TOPIC_PREFIX}-{}", std::process::id())),
         size: Some(size),
         batch_size: Some(batch_size),
         clients: args.nodes,
@@ -211,6 +207,9 @@ async fn latency(plan: &SequencerPlan, report: &mut SequencerReport) -> Result<(
         findings: OrderFindings::default(),
     });
     drop(ceiling);
+    if interrupt::is_requested() {
+        return Ok(());
+    }
     progress::step("latency of the stream, one message in flight");
     let outcome = on_stream(plan, load, report, async |target| node::latency(load, target).await);
     let outcome = outcome.await?;
@@ -230,6 +229,9 @@ async fn latency(plan: &SequencerPlan, report: &mut SequencerReport) -> Result<(
 /// Measures throughput, one row for each size, batched and not.
 async fn throughput(plan: &SequencerPlan, report: &mut SequencerReport) -> Result<()> {
     for (number, load) in plan.throughput.iter().enumerate() {
+        if interrupt::is_requested() {
+            break;
+        }
         progress::step(&format!(
             "throughput of {} in batches of {}, {} of {}",
             bytes_text(load.size),
@@ -293,14 +295,11 @@ async fn on_stream<T>(
 impl SequencerReport {
     fn new() -> Self {
         Self {
-            mode: "sequencer",
-            command: command_line(),
             title: String::new(),
             latency: Vec::new(),
             throughput: Vec::new(),
             check: Vec::new(),
             nodes: Vec::new(),
-            machine: HostInfo::here(),
             notes: Vec::new(),
         }
     }
@@ -344,6 +343,10 @@ impl SequencerReport {
 }
 
 impl ModeResult for SequencerReport {
+    fn mode(&self) -> &'static str {
+        "sequencer"
+    }
+
     /// Lost and doubled messages come first.
     fn exit_code(&self) -> u8 {
         let findings = self.latency.iter().map(|row| row.findings);

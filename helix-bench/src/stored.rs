@@ -79,9 +79,12 @@ fn named_results(paths: &[PathBuf]) -> Result<Vec<NamedResult>> {
 fn named_result(path: &Path) -> Result<NamedResult> {
     let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
     let result = read_result(path)?;
-    // The mode is in the title of its chart already.
+    // Charts of a mode with rows have the mode in their titles.
     let mode = format!("{}-", result["mode"].as_str().unwrap_or_default());
-    let name = name.strip_prefix(&mode).unwrap_or(&name).to_owned();
+    let name = match name.strip_prefix(&mode) {
+        Some(name) if !result["load"].is_object() => name.to_owned(),
+        _ => name,
+    };
     Ok(NamedResult { name, result })
 }
 

@@ -13,10 +13,10 @@ use serde::Serialize;
 use serde_json::Value;
 use tokio::time::{Duration, Instant};
 
-use self::driver::{Interrupt, WalDriver, WalUnderTest};
+use self::driver::{WalDriver, WalUnderTest};
 use crate::exit;
 use crate::format::grouped;
-use crate::host::{HostInfo, command_line, process_cpu_time};
+use crate::host::process_cpu_time;
 use crate::load::check_count;
 use crate::meter::Percentiles;
 use crate::options::{OutputOptions, bytes, duration};
@@ -101,7 +101,6 @@ impl From<SegmentPreparation> for helix_wal::Preparation {
 /// Result of a run.
 #[derive(Debug, Serialize)]
 pub(crate) struct WalReport {
-    command: String,
     /// Payload bytes, in units of 10^6 bytes.
     mb_per_sec: f64,
     appends_per_sec: f64,
@@ -139,8 +138,6 @@ pub(crate) struct WalReport {
     seconds: f64,
     warmup_bytes: u64,
     cpu_cores: f64,
-    client_version: &'static str,
-    machine: HostInfo,
     notes: Vec<String>,
 }
 
@@ -195,20 +192,19 @@ fn check_empty(dir: &Path) -> Result<()> {
 }
 
 fn run(args: &WalArgs) -> Result<WalReport> {
-    let interrupt = Interrupt::watch()?;
     let log = WalUnderTest::open(args)?;
-    let mut feed = WalDriver::new(log.wal.clone(), args, interrupt);
+    let mut feed = WalDriver::new(log.wal.clone(), args);
     let warmup_bytes = 2 * args.keep as u64;
     feed.run(|feed, elapsed| elapsed < args.warmup || feed.bytes < warmup_bytes)?;
     let warmup_bytes = feed.bytes;
     feed.reset();
     let (before, cpu, start) = (log.wal.stats(), process_cpu_time(), Instant::now());
     feed.run(|_, elapsed| elapsed < args.duration)?;
-    let (seconds, cpu) = (start.elapsed().as_secs_f64(), process_cpu_time().saturating_sub(cpu));
+    let (seconds, cpu) =
+        (start.elapsed().as_secs_f64().max(1e-9), process_cpu_time().saturating_sub(cpu));
     let after = log.wal.stats();
     let recycled_segments = after.freed_segments - before.freed_segments;
     let report = WalReport {
-        command: command_line(),
         mb_per_sec: feed.bytes as f64 / seconds / 1e6,
         appends_per_sec: feed.appends as f64 / seconds,
         records_per_sec: feed.entries as f64 / seconds,
@@ -242,8 +238,6 @@ fn run(args: &WalArgs) -> Result<WalReport> {
         seconds,
         warmup_bytes,
         cpu_cores: cpu.as_secs_f64() / seconds,
-        client_version: env!("CARGO_PKG_VERSION"),
-        machine: HostInfo::here(),
         notes: notes(args, &after, recycled_segments),
     };
     feed.end()?;
@@ -273,6 +267,10 @@ fn group_bytes_mean(before: &WalStats, after: &WalStats) -> f64 {
 }
 
 impl ModeResult for WalReport {
+    fn mode(&self) -> &'static str {
+        "wal"
+    }
+
     fn exit_code(&self) -> u8 {
         0
     }

@@ -3,7 +3,6 @@
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::{self, JoinHandle};
 
@@ -15,11 +14,10 @@ use helix_wal::{Entry, LogId, Options, Payload, Placement, Wal};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use tempfile::TempDir;
-use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::{Duration, Instant};
 
 use super::{WalArgs, WalStorageKind};
-use crate::exit::{self, BenchFailure};
+use crate::interrupt;
 use crate::meter::LatencyHistogram;
 
 const TERM: u64 = 1;
@@ -88,57 +86,6 @@ impl Drop for WalUnderTest {
     }
 }
 
-/// Records a request to stop, so that the temporary directory is removed before the exit.
-#[derive(Debug, Clone)]
-pub(super) struct Interrupt(Arc<AtomicBool>);
-
-impl Interrupt {
-    pub(super) fn watch() -> Result<Self> {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-        let runtime = runtime.context("start a runtime")?;
-        let interrupt = Self(Arc::new(AtomicBool::new(false)));
-        let seen = interrupt.0.clone();
-        let (is_watched, watched) = channel();
-        let watch = async move {
-            let (mut interrupted, mut terminated) = signals()?;
-            // Ignored: the receiver may be gone.
-            let _ = is_watched.send(());
-            // A second signal exits at once.
-            for is_last in [false, true] {
-                tokio::select! {
-                    _ = interrupted.recv() => {}
-                    _ = terminated.recv() => {}
-                }
-                seen.store(true, Ordering::Relaxed);
-                if is_last {
-                    std::process::exit(exit::INTERRUPTED.into());
-                }
-            }
-            std::io::Result::Ok(())
-        };
-        let thread = thread::Builder::new().name("signals".to_owned());
-        thread.spawn(move || runtime.block_on(watch)).context("start a thread")?;
-        watched.recv().context("watch for signals")?;
-        Ok(interrupt)
-    }
-
-    fn check(&self) -> Result<()> {
-        match self.0.load(Ordering::Relaxed) {
-            false => Ok(()),
-            true => Err(BenchFailure {
-                code: exit::INTERRUPTED,
-                what: "interrupted".to_owned(),
-                ..BenchFailure::default()
-            }
-            .into()),
-        }
-    }
-}
-
-fn signals() -> std::io::Result<(Signal, Signal)> {
-    Ok((signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?))
-}
-
 /// Completion of one append.
 struct AppendCompletion {
     group: u64,
@@ -162,7 +109,6 @@ pub(super) struct WalDriver {
     durable: BTreeSet<u64>,
     unsaved_bytes: u64,
     checkpoints: Option<CheckpointThread>,
-    interrupt: Interrupt,
     pub(super) latency: LatencyHistogram,
     pub(super) appends: u64,
     pub(super) entries: u64,
@@ -170,7 +116,7 @@ pub(super) struct WalDriver {
 }
 
 impl WalDriver {
-    pub(super) fn new(wal: Wal, args: &WalArgs, interrupt: Interrupt) -> Self {
+    pub(super) fn new(wal: Wal, args: &WalArgs) -> Self {
         let mut rng = StdRng::seed_from_u64(args.seed);
         let count = (POOL_BYTES / args.entry_size).clamp(2, 256);
         let payloads = (0..count).map(|_| payload(args.entry_size, &mut rng)).collect();
@@ -189,7 +135,6 @@ impl WalDriver {
             placed_groups: 0,
             durable: BTreeSet::new(),
             unsaved_bytes: 0,
-            interrupt,
             latency: LatencyHistogram::new(),
             appends: 0,
             entries: 0,
@@ -202,12 +147,11 @@ impl WalDriver {
         (self.appends, self.entries, self.bytes) = (0, 0, 0);
     }
 
-    /// Appends while `goes_on` is true, then waits for the appends in flight.
+    /// Appends while `goes_on` is true and no stop is requested, then waits for the appends in flight.
     pub(super) fn run(&mut self, goes_on: impl Fn(&Self, Duration) -> bool) -> Result<()> {
         let start = Instant::now();
         loop {
-            self.interrupt.check()?;
-            let is_over = !goes_on(self, start.elapsed());
+            let is_over = interrupt::is_requested() || !goes_on(self, start.elapsed());
             let in_flight = self.next_group - self.placed_groups - self.durable.len() as u64;
             if is_over && in_flight == 0 {
                 return Ok(());

@@ -3,10 +3,12 @@
 
 #![allow(clippy::unwrap_used)] // Clippy does not treat test helpers as tests.
 
+mod invocation;
+
 use std::path::Path;
 use std::process::{Command, Output};
 
-use helix_client::{Client, Config};
+use helix_client::{Admin, Client, Config};
 use helix_server::config::ServerConfig;
 use helix_server::server::{RunningServer, Server};
 use serde_json::Value;
@@ -21,23 +23,28 @@ struct MemoryServer {
 
 impl MemoryServer {
     fn start() -> Self {
+        Self::start_with(ServerConfig::in_memory())
+    }
+
+    fn start_with(config: ServerConfig) -> Self {
         let runtime = Runtime::new().unwrap();
-        let running = runtime.block_on(Server::start(ServerConfig::in_memory())).unwrap();
+        let running = runtime.block_on(Server::start(config)).unwrap();
         let address = running.local_addr().to_string();
         Self { runtime, running: Some(running), address }
     }
 
-    fn topics(&self, prefix: &str) -> Vec<String> {
+    fn admin(&self) -> Admin {
         let _entered = self.runtime.enter();
-        let admin = Client::new(Config::new([self.address.clone()])).unwrap().admin();
-        let topics = self.runtime.block_on(admin.topics(prefix)).unwrap();
+        Client::new(Config::new([self.address.clone()])).unwrap().admin()
+    }
+
+    fn topics(&self, prefix: &str) -> Vec<String> {
+        let topics = self.runtime.block_on(self.admin().topics(prefix)).unwrap();
         topics.into_iter().map(|topic| topic.name).collect()
     }
 
     fn groups(&self) -> Vec<String> {
-        let _entered = self.runtime.enter();
-        let admin = Client::new(Config::new([self.address.clone()])).unwrap().admin();
-        let groups = self.runtime.block_on(admin.groups()).unwrap();
+        let groups = self.runtime.block_on(self.admin().groups()).unwrap();
         groups.into_iter().map(|group| group.group).collect()
     }
 
@@ -50,8 +57,7 @@ impl MemoryServer {
         let output = helix_bench(&arguments);
         let text = String::from_utf8(output.stdout).unwrap();
         assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
-        let result = std::fs::OpenOptions::new().read(true).open(json).unwrap();
-        (text, serde_json::from_reader(result).unwrap())
+        (text, stored(&json))
     }
 }
 
@@ -65,6 +71,11 @@ impl Drop for MemoryServer {
 
 fn helix_bench(arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_helix-bench")).args(arguments).output().unwrap()
+}
+
+fn stored(path: &Path) -> Value {
+    let result = std::fs::OpenOptions::new().read(true).open(path).unwrap();
+    serde_json::from_reader(result).unwrap()
 }
 
 fn number(value: &Value) -> f64 {
