@@ -65,7 +65,7 @@ pub(crate) fn command(args: &CeilingArgs) -> Result<u8> {
     // No context or environment may name another cluster.
     let load = LoadArgs { cluster: TargetOptions::of_node(ADDR_DEFAULT), ..args.load.clone() };
     let load = BenchLoad::with_ceiling(args.mode, &load).map_err(exit::usage)?;
-    runner::run(load.threads, args.load.output.without_plot()?, run(&load, threads))
+    runner::run(load.threads, &args.load.output, run(&load, threads))
 }
 
 async fn run(load: &BenchLoad, threads: usize) -> Result<BenchReport> {

@@ -116,7 +116,7 @@ pub(crate) fn command(args: &CompareArgs) -> Result<u8> {
     let load = BenchLoad::with_ceiling(args.mode, &args.load).map_err(exit::usage)?;
     check_count("--runs", args.runs).map_err(exit::usage)?;
     let threads = server_threads(args.server_threads)?;
-    let output = args.load.output.without_plot()?;
+    let output = &args.load.output;
     runner::run(load.threads, output, run(&load, args.runs, threads))
 }
 

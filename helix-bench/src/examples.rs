@@ -61,7 +61,7 @@ pub(crate) const PLOT: &str = "Examples:
   helix-bench plot before.json after.json --dir plots";
 
 pub(crate) const TABLES: &str = "Examples:
-  helix-bench tables write-1.json write-4.json";
+  helix-bench tables write-1.json write-4.json --limit ceiling.json --limit wal.json";
 
 pub(crate) const REPORT: &str = "Examples:
   helix-bench report one.json two.json -o report.html";

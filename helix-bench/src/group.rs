@@ -225,7 +225,7 @@ impl GroupBenchPlan {
 /// finish, or the result could not be written.
 pub(crate) fn command(args: &GroupBenchArgs) -> Result<u8> {
     let plan = GroupBenchPlan::new(args).map_err(exit::usage)?;
-    runner::run(plan.threads, args.output.without_plot()?, run(&plan))
+    runner::run(plan.threads, &args.output, run(&plan))
 }
 
 /// Makes the measurements on new topics, which are deleted afterwards.

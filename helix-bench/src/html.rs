@@ -22,25 +22,20 @@ const VERSIONS: [&str; 4] = [
     "/nodes/0/version",
 ];
 
-/// Returns the page. Results without plots are shown as tables only.
+/// Returns the page. `limits` are further results that tables compare with.
 ///
 /// # Errors
-/// A result has no table.
-pub(crate) fn page(results: &[NamedResult]) -> Result<String> {
+/// A result has no table or no plot.
+pub(crate) fn page(results: &[NamedResult], limits: &[Value]) -> Result<String> {
     let values: Vec<Value> = results.iter().map(|named| named.result.clone()).collect();
     let mut out = format!(
         "<!doctype html>\n<html lang=\"en\">\n<meta charset=\"utf-8\">\n\
          <title>Helix benchmarks</title>\n<style>{STYLE}</style>\n<h1>Helix benchmarks</h1>\n"
     );
-    for table in table::tables_of_all(&values)? {
+    for table in table::tables_of_all(&values, limits)? {
         out += &table.html();
     }
-    let plotted: Vec<NamedResult> = results
-        .iter()
-        .filter(|named| figures::has_plot(&named.result))
-        .map(|named| NamedResult { name: named.name.clone(), result: named.result.clone() })
-        .collect();
-    for figure in figures::figures(&plotted)? {
+    for figure in figures::figures(results)? {
         out += &figure.svg();
     }
     out += "<h2>Runs</h2>\n<ul>\n";
@@ -89,7 +84,7 @@ mod tests {
             "load": { "mode": "write", "clients": 4, "size": 1024, "batch_size": 100 },
             "machine": { "cores": 2, "os": "linux", "arch": "x86_64", "kernel": "6.1" },
         });
-        let page = page(&[NamedResult { name: "one".to_owned(), result: run }]).unwrap();
+        let page = page(&[NamedResult { name: "one".to_owned(), result: run }], &[]).unwrap();
         assert!(page.contains("<td>1 KiB x 100</td>"), "{page}");
         assert_eq!(page.matches("<svg ").count(), 2);
         assert!(page.contains("<code>helix-bench write --clients 4 &gt; x</code>; server 0.1.0"));

@@ -21,6 +21,7 @@ mod host;
 mod html;
 mod interrupt;
 mod latency;
+mod limits;
 mod load;
 mod meter;
 mod nodes;

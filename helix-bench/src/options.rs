@@ -3,14 +3,14 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Result, anyhow};
+use anyhow::Result;
 use clap::{Args, ValueEnum};
 use helix_client::contexts::{ChosenCluster, ClusterChoice, ContextTls};
 use helix_proto::address;
 use serde::Serialize;
 
 use crate::completion;
-use crate::exit::{self, BenchFailure};
+use crate::exit::BenchFailure;
 
 /// Longest duration that may be given; adding it to a point in time must not overflow.
 const DURATION_MAX: Duration = Duration::from_secs(365 * 24 * 3600);
@@ -81,19 +81,6 @@ pub(crate) struct OutputOptions {
     /// Write plots to this directory as SVG
     #[arg(long, value_name = "DIR")]
     pub(crate) plot: Option<PathBuf>,
-}
-
-impl OutputOptions {
-    /// Rejects `--plot` for a mode without plots.
-    ///
-    /// # Errors
-    /// A directory for plots is given.
-    pub(crate) fn without_plot(&self) -> Result<&Self> {
-        match self.plot {
-            None => Ok(self),
-            Some(_) => Err(exit::usage(anyhow!("--plot is not valid here"))),
-        }
-    }
 }
 
 /// Options of a mode that measures several rows on topics of its own.

@@ -74,7 +74,7 @@ struct RateLimitStep {
 /// A flag is out of range, a run could not start, or the result could not be written.
 pub(crate) fn command(args: &RateLimitArgs) -> Result<u8> {
     let load = load(args).map_err(exit::usage)?;
-    runner::run(load.threads, args.load.output.without_plot()?, run(args, &load))
+    runner::run(load.threads, &args.load.output, run(args, &load))
 }
 
 /// Validates the flags and returns the load at its first rate.

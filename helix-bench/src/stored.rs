@@ -26,6 +26,8 @@ pub(crate) struct ReportArgs {
     /// Results in JSON
     #[arg(required = true, value_name = "RESULT.json")]
     results: Vec<PathBuf>,
+    #[command(flatten)]
+    limits: LimitArgs,
     /// HTML file to write
     #[arg(long, short, default_value = "report.html", value_name = "FILE")]
     output: PathBuf,
@@ -37,6 +39,22 @@ pub(crate) struct TablesArgs {
     /// Results in JSON
     #[arg(required = true, value_name = "RESULT.json")]
     results: Vec<PathBuf>,
+    #[command(flatten)]
+    limits: LimitArgs,
+}
+
+/// Results that others are compared with.
+#[derive(Debug, Clone, Args)]
+struct LimitArgs {
+    /// Result of `ceiling` or `wal`; tables get the ratio to the lower limit
+    #[arg(long = "limit", value_name = "RESULT.json")]
+    limits: Vec<PathBuf>,
+}
+
+impl LimitArgs {
+    fn read(&self) -> Result<Vec<Value>> {
+        self.limits.iter().map(|path| read_result(path)).collect()
+    }
 }
 
 /// Draws plots of stored results.
@@ -53,7 +71,7 @@ pub(crate) fn plot(args: &PlotArgs) -> Result<u8> {
 /// # Errors
 /// A result cannot be read or has no table, or the page cannot be written.
 pub(crate) fn report(args: &ReportArgs) -> Result<u8> {
-    let page = html::page(&named_results(&args.results)?)?;
+    let page = html::page(&named_results(&args.results)?, &args.limits.read()?)?;
     figures::write_file(&args.output, &page)?;
     progress::step(&format!("wrote {}", args.output.display()));
     Ok(0)
@@ -65,7 +83,7 @@ pub(crate) fn report(args: &ReportArgs) -> Result<u8> {
 /// A result cannot be read or has no table.
 pub(crate) fn tables(args: &TablesArgs) -> Result<u8> {
     let results = args.results.iter().map(|path| read_result(path)).collect::<Result<Vec<_>>>()?;
-    for table in table::tables_of_all(&results)? {
+    for table in table::tables_of_all(&results, &args.limits.read()?)? {
         output::print(&format!("{}\n", table.markdown()))?;
     }
     Ok(0)

@@ -147,7 +147,7 @@ pub(crate) struct WalReport {
 /// A flag is out of range, the log could not be opened, or it failed.
 pub(crate) fn command(args: &WalArgs) -> Result<u8> {
     check(args).map_err(exit::usage)?;
-    let output = ReportOutput::open(args.output.without_plot()?)?;
+    let output = ReportOutput::open(&args.output)?;
     output.deliver(&run(args)?)
 }
 

@@ -187,14 +187,37 @@ fn single_runs_are_plotted_and_reported_together() {
 }
 
 #[test]
+fn the_log_and_comparisons_are_plotted_and_their_ratio_is_shown() {
+    let (server, dir) = (MemoryServer::start(), tempfile::tempdir().unwrap());
+    let path = |name: &str| dir.path().join(name).display().to_string();
+    let [log, plots] = ["wal.json", "plots"].map(path);
+    let flags = format!(
+        "wal --storage memory --keep 0 --group-size 64KiB --entry-size 1KiB --duration 100ms \
+         --warmup 10ms --json {log} --plot {plots}"
+    );
+    let output = helix_bench(&flags.split(' ').collect::<Vec<_>>());
+    assert!(output.status.success(), "{output:?}");
+    let flags = format!("compare --runs 2 --duration 200ms --warmup 50ms --plot {plots}");
+    let (_, compared) = server.bench(dir.path(), &flags);
+    assert_eq!((&compared["mode"], &compared["load_mode"]), (&"compare".into(), &"write".into()));
+    for name in ["wal-throughput", "wal-latency", "compare-throughput", "compare-ratio"] {
+        assert!(Path::new(&plots).join(format!("{name}.svg")).is_file(), "{name}");
+    }
+    let tables = helix_bench(&["tables", &path("result.json"), "--limit", &log]);
+    let tables = String::from_utf8(tables.stdout).unwrap();
+    assert!(tables.contains("| ceiling MB/s | log MB/s | of the lower |"), "{tables}");
+    let row = tables.lines().last().unwrap_or_default();
+    assert!(!row.contains("| - |"), "{tables}");
+}
+
+#[test]
 fn flags_without_effect_and_unknown_results_are_rejected() {
     for arguments in [
         &["pubsub", "--topics", "2"][..],
         &["pubsub", "--payload", "8B"],
         &["sequencer", "--check", "--nodes", "1"],
         &["sequencer", "--check", "--plot", "plots"],
-        &["limit", "--plot", "plots"],
-        &["compare", "--plot", "plots"],
+        &["ceiling", "--addr", "n1"],
     ] {
         let output = helix_bench(arguments);
         assert_eq!(output.status.code(), Some(2), "{arguments:?}");
