@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use schemars::JsonSchema;
 use serde::{Serialize, Serializer};
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
@@ -21,10 +22,11 @@ const PACER_SLEEP_MAX: Duration = Duration::from_millis(10);
 const FAR: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
 /// Limits of one phase; the first one reached ends it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
 pub(crate) struct PhaseLimits {
     pub(crate) records: Option<u64>,
     #[serde(rename = "seconds", serialize_with = "seconds")]
+    #[schemars(with = "Option<f64>")]
     pub(crate) duration: Option<Duration>,
 }
 

@@ -8,6 +8,7 @@ use std::fmt::Write as _;
 use anyhow::{Result, ensure};
 use clap::Args;
 use helix_client::exit::Exit;
+use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::Value;
 
@@ -37,7 +38,7 @@ pub(crate) struct CompareArgs {
 }
 
 /// Result of a comparison.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct Comparison {
     /// Load of the runs.
     pub(crate) load_mode: &'static str,
@@ -54,7 +55,7 @@ pub(crate) struct Comparison {
 }
 
 /// Two adjacent runs.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct RunPair {
     pub(crate) throughput_ratio: f64,
     pub(crate) ceiling: BenchReport,
@@ -62,7 +63,7 @@ pub(crate) struct RunPair {
 }
 
 /// Results of one side over all runs.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct SideSummary {
     pub(crate) records_per_sec: MedianRange,
     pub(crate) mb_per_sec: MedianRange,
@@ -86,7 +87,7 @@ pub(crate) struct SideSummary {
 }
 
 /// Median with its range.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, JsonSchema)]
 pub(crate) struct MedianRange {
     pub(crate) median: f64,
     pub(crate) min: f64,

@@ -6,6 +6,7 @@
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use schemars::JsonSchema;
 use serde::Serialize;
 use tokio::task::{JoinError, JoinSet};
 
@@ -52,15 +53,15 @@ pub(crate) struct ConnectionsArgs {
 }
 
 /// Result of all rows.
-#[derive(Debug, Serialize)]
-struct ConnectionsReport {
+#[derive(Debug, Serialize, JsonSchema)]
+pub(crate) struct ConnectionsReport {
     title: String,
     rows: Vec<ConnectionsRow>,
     notes: Vec<String>,
 }
 
 /// Result of one number of connections.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 struct ConnectionsRow {
     /// Connections that were asked for, and those that the nodes accepted.
     count: usize,

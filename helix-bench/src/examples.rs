@@ -65,3 +65,7 @@ pub(crate) const TABLES: &str = "Examples:
 
 pub(crate) const REPORT: &str = "Examples:
   helix-bench report one.json two.json -o report.html";
+
+pub(crate) const SCHEMA: &str = "Examples:
+  helix-bench schema write
+  helix-bench schema pubsub";

@@ -20,6 +20,7 @@ use futures_util::{StreamExt, TryStreamExt, stream};
 use helix_client::contexts::ChosenCluster;
 use helix_client::{Client, GroupConsumer, GroupEvent, NewTopic};
 use helix_proto::log::v1::{ErrorReason, TopicConfig};
+use schemars::JsonSchema;
 use serde::Serialize;
 use tokio::time::{Instant, timeout};
 
@@ -126,7 +127,7 @@ impl GroupPart {
 }
 
 /// Result of all measurements.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct GroupBenchReport {
     title: String,
     storage: String,

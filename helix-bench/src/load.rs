@@ -9,6 +9,7 @@ use clap::{Args, ValueEnum};
 use helix_client::Compression;
 use helix_client::contexts::ChosenCluster;
 use helix_proto::log::v1::Durability;
+use schemars::JsonSchema;
 use serde::{Serialize, Serializer};
 
 use crate::budget::PhaseLimits;
@@ -19,7 +20,7 @@ use crate::payload::PayloadKind;
 use crate::stamp::STAMP_BYTES;
 
 /// Kind of load.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum LoadMode {
     Write,
@@ -148,7 +149,7 @@ impl LoadArgs {
 }
 
 /// Compression of batches.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum BatchCompression {
     None,
@@ -169,11 +170,12 @@ impl From<BatchCompression> for Compression {
 }
 
 /// Complete description of a run.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, JsonSchema)]
 pub(crate) struct BenchLoad {
     pub(crate) mode: LoadMode,
     /// Only the addresses are shown in results.
     #[serde(rename = "addr", serialize_with = "addresses")]
+    #[schemars(with = "Vec<String>")]
     pub(crate) cluster: ChosenCluster,
     pub(crate) topic: String,
     /// Creates a missing topic, because no option names one.

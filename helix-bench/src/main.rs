@@ -36,6 +36,7 @@ mod read;
 mod readback;
 mod report;
 mod runner;
+mod schema;
 mod sequencer;
 mod single;
 mod stamp;
@@ -60,6 +61,7 @@ use group::GroupBenchArgs;
 use load::{LoadArgs, LoadMode};
 use pubsub::PubsubArgs;
 use rate_limit::RateLimitArgs;
+use schema::SchemaArgs;
 use sequencer::SequencerArgs;
 use stored::{PlotArgs, ReportArgs, TablesArgs};
 use wal::WalArgs;
@@ -125,6 +127,9 @@ enum BenchCommand {
     /// Write a page with tables and plots of results
     #[command(after_help = examples::REPORT)]
     Report(ReportArgs),
+    /// Print the JSON Schema of a mode's results
+    #[command(after_help = examples::SCHEMA)]
+    Schema(SchemaArgs),
 }
 
 fn main() -> ExitCode {
@@ -135,7 +140,10 @@ fn main() -> ExitCode {
     }
     let is_measurement = !matches!(
         cli.command,
-        BenchCommand::Plot(_) | BenchCommand::Tables(_) | BenchCommand::Report(_)
+        BenchCommand::Plot(_)
+            | BenchCommand::Tables(_)
+            | BenchCommand::Report(_)
+            | BenchCommand::Schema(_)
     );
     let watched = if is_measurement { interrupt::watch() } else { Ok(()) };
     match watched.and_then(|()| run(&cli.command)) {
@@ -166,6 +174,7 @@ fn run(command: &BenchCommand) -> Result<u8> {
         BenchCommand::Plot(args) => stored::plot(args),
         BenchCommand::Report(args) => stored::report(args),
         BenchCommand::Tables(args) => stored::tables(args),
+        BenchCommand::Schema(args) => schema::command(args),
     }
 }
 

@@ -7,6 +7,7 @@ use anyhow::Result;
 use clap::{Args, ValueEnum};
 use helix_client::contexts::{ChosenCluster, ClusterChoice, ContextTls};
 use helix_proto::address;
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::completion;
@@ -111,7 +112,7 @@ pub(crate) struct RowOptions {
 }
 
 /// Ack level that a write waits for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, JsonSchema)]
 pub(crate) enum AckLevel {
     #[value(name = "all")]
     #[serde(rename = "all")]

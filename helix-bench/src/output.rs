@@ -7,6 +7,8 @@ use std::io::{self, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
+use schemars::JsonSchema;
+use schemars::generate::SchemaSettings;
 use serde::Serialize;
 use serde_json::Value;
 
@@ -16,7 +18,7 @@ use crate::options::OutputOptions;
 use crate::{exit, interrupt, progress, table};
 
 /// Result of a mode.
-pub(crate) trait ModeResult: Serialize {
+pub(crate) trait ModeResult: Serialize + JsonSchema {
     /// Returns the name of the mode, by which tables and plots recognise a result.
     fn mode(&self) -> &'static str;
 
@@ -37,11 +39,14 @@ pub(crate) trait ModeResult: Serialize {
 /// Version of the format of results.
 const SCHEMA: u32 = 1;
 
-/// What the results of all modes have in common.
-#[derive(Debug, Serialize)]
+/// Result of a run: what the results of all modes have in common, and what its mode adds.
+#[derive(Debug, Serialize, JsonSchema)]
 struct ResultDocument<'a, R> {
+    /// Version of the format.
     schema: u32,
+    /// Command or load that was run.
     mode: &'static str,
+    /// Command line of the run.
     command: String,
     /// The run was asked to stop: the result is of what was measured until then.
     interrupted: bool,
@@ -63,6 +68,17 @@ impl<'a, R: ModeResult> ResultDocument<'a, R> {
             result,
         }
     }
+}
+
+/// Returns the JSON Schema of the results of a mode.
+pub(crate) fn schema_of<R: ModeResult + 'static>() -> Value {
+    let settings = SchemaSettings::draft2020_12().for_serialize();
+    let settings = settings.with(|settings| settings.inline_subschemas = true);
+    let generator = settings.into_generator();
+    let mut schema = generator.into_root_schema_for::<ResultDocument<'static, R>>();
+    // Type names are internal.
+    schema.remove("title");
+    schema.into()
 }
 
 /// Destinations of a result.

@@ -10,6 +10,7 @@ use helix_proto::batch;
 use helix_proto::log::v1::{EncodedBatch, Record};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 /// Bytes of prebuilt batches per lane, more than fits into the CPU caches.
@@ -28,7 +29,7 @@ const WORDS: [&str; 16] = [
 ];
 
 /// Contents of record values.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum PayloadKind {
     Random,

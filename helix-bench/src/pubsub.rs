@@ -7,6 +7,7 @@ use std::fmt::Write as _;
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::delivery::PublishedTopic;
@@ -59,8 +60,8 @@ pub(crate) struct PubsubArgs {
 }
 
 /// Result of all payload sizes.
-#[derive(Debug, Serialize)]
-struct PubsubReport {
+#[derive(Debug, Serialize, JsonSchema)]
+pub(crate) struct PubsubReport {
     title: String,
     producers: usize,
     consumers: usize,
@@ -70,7 +71,7 @@ struct PubsubReport {
 }
 
 /// Result of one payload size. Latencies are from the intended send.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 struct PubsubRow {
     payload_bytes: usize,
     /// Messages that were acked and delivered to each subscriber of their topic, per second up to

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use clap::{Args, ValueEnum};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::format::grouped;
@@ -48,7 +49,7 @@ enum RateLimitMode {
 }
 
 /// Result of the search.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct RateLimitReport {
     title: String,
     max_p99_us: f64,
@@ -59,7 +60,7 @@ pub(crate) struct RateLimitReport {
 }
 
 /// One run at a rate.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 struct RateLimitStep {
     rate: f64,
     is_within: bool,

@@ -8,6 +8,7 @@ use std::fmt::Write as _;
 use anyhow::Result;
 use clap::ValueEnum;
 use helix_proto::log::v1::{Durability, TopicConfig};
+use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::Value;
 
@@ -38,7 +39,7 @@ const SENDS_MISSED_SHARE: u64 = 1000;
 const BUSY_CORES_SHARE: f64 = 0.95;
 
 /// Result of a run.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, JsonSchema)]
 pub(crate) struct BenchReport {
     pub(crate) records_per_sec: f64,
     /// Payload bytes before compression, in units of 10^6 bytes.
@@ -89,7 +90,7 @@ pub(crate) struct BenchReport {
 }
 
 /// Counts of the warm-up.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, JsonSchema)]
 pub(crate) struct WarmupSummary {
     pub(crate) records: u64,
     pub(crate) seconds: f64,

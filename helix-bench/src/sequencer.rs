@@ -11,6 +11,7 @@ mod order;
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use self::check::{CheckOutcome, CheckStep};
@@ -72,8 +73,8 @@ pub(crate) struct SequencerArgs {
 }
 
 /// Result of all rows, or of the check.
-#[derive(Debug, Serialize)]
-struct SequencerReport {
+#[derive(Debug, Serialize, JsonSchema)]
+pub(crate) struct SequencerReport {
     title: String,
     latency: Vec<SequencerLatency>,
     throughput: Vec<SequencerThroughput>,
@@ -84,7 +85,7 @@ struct SequencerReport {
 }
 
 /// Latency with one message in flight.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 struct SequencerLatency {
     name: &'static str,
     /// From the send until the node sees its message; for the echo, until the ack.
@@ -101,7 +102,7 @@ struct SequencerLatency {
 }
 
 /// Throughput of all nodes.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 struct SequencerThroughput {
     size: usize,
     batch_size: u32,

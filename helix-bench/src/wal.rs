@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, ensure};
 use clap::{Args, ValueEnum};
 use helix_wal::WalStats;
+use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::Value;
 use tokio::time::{Duration, Instant};
@@ -69,7 +70,7 @@ pub(crate) struct WalArgs {
 }
 
 /// Storage of the log.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum WalStorageKind {
     Disk,
@@ -77,7 +78,7 @@ pub(crate) enum WalStorageKind {
 }
 
 /// Preparation of the log's segments.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum SegmentPreparation {
     /// Zero-filled while the disk has idle bandwidth, otherwise allocated
@@ -99,7 +100,7 @@ impl From<SegmentPreparation> for helix_wal::Preparation {
 }
 
 /// Result of a run.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct WalReport {
     /// Payload bytes, in units of 10^6 bytes.
     mb_per_sec: f64,

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
 use helix_client::Client;
+use schemars::JsonSchema;
 use serde::Serialize;
 use tokio::sync::{Semaphore, watch};
 use tokio::task::{JoinHandle, JoinSet};
@@ -23,7 +24,7 @@ use crate::{interrupt, progress};
 const CUT_LANE: usize = 0;
 
 /// One check and its outcome.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 pub(super) struct CheckStep {
     name: &'static str,
     pub(super) outcome: CheckOutcome,
@@ -31,7 +32,7 @@ pub(super) struct CheckStep {
 }
 
 /// Outcome of a check.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum CheckOutcome {
     Passed,

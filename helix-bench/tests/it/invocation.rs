@@ -10,7 +10,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tokio::time::Instant;
 
-use crate::{MemoryServer, number, stored};
+use crate::{MemoryServer, number, schema, stored};
 
 /// Command with its contexts below `home` and no setting of this process.
 fn command(home: &Path, arguments: &str) -> Command {
@@ -116,6 +116,7 @@ fn interrupted_run_keeps_what_it_measured() {
     });
     assert_eq!(output.status.code(), Some(130), "{output:?}");
     let result = stored(&json);
+    schema::check(&result);
     assert_eq!(result["interrupted"], true);
     assert!(number(&result["records"]) > 900.0, "{result}");
     assert!(number(&result["records_per_sec"]) > 0.0);

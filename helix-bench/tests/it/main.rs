@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used)] // Clippy does not treat test helpers as tests.
 
 mod invocation;
+mod schema;
 
 use std::path::Path;
 use std::process::{Command, Output};
@@ -57,7 +58,9 @@ impl MemoryServer {
         let output = helix_bench(&arguments);
         let text = String::from_utf8(output.stdout).unwrap();
         assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
-        (text, stored(&json))
+        let result = stored(&json);
+        schema::check(&result);
+        (text, result)
     }
 }
 
@@ -192,14 +195,15 @@ fn the_log_and_comparisons_are_plotted_and_their_ratio_is_shown() {
     let path = |name: &str| dir.path().join(name).display().to_string();
     let [log, plots] = ["wal.json", "plots"].map(path);
     let flags = format!(
-        "wal --storage memory --keep 0 --group-size 64KiB --entry-size 1KiB --duration 100ms \
-         --warmup 10ms --json {log} --plot {plots}"
+        "wal --storage memory --keep 0 --group-size 64KiB --entry-size 1KiB --duration 50ms \
+         --warmup 0s --json {log} --plot {plots}"
     );
     let output = helix_bench(&flags.split(' ').collect::<Vec<_>>());
     assert!(output.status.success(), "{output:?}");
     let flags = format!("compare --runs 2 --duration 200ms --warmup 50ms --plot {plots}");
     let (_, compared) = server.bench(dir.path(), &flags);
     assert_eq!((&compared["mode"], &compared["load_mode"]), (&"compare".into(), &"write".into()));
+    schema::check(&stored(Path::new(&log)));
     for name in ["wal-throughput", "wal-latency", "compare-throughput", "compare-ratio"] {
         assert!(Path::new(&plots).join(format!("{name}.svg")).is_file(), "{name}");
     }
