@@ -94,7 +94,8 @@ run() {
 publish() {
     local section=$1 text plots plot
     shift
-    plots=$("$programs/helix-bench" plot "$@" --dir "$docs/benchmarks" 2>&1 | sed 's/^wrote //')
+    plots=$("$programs/helix-bench" plot "$@" --dir "$docs/benchmarks" 2>&1 |
+        sed -n 's/^wrote \(.*\.svg\)$/\1/p')
     text=$(
         echo "$quiet."
         echo

@@ -9,6 +9,8 @@ use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
 use crate::chart::{ChartAxis, ChartSeries, ChartUnit, LineChart};
+#[cfg(feature = "png")]
+use crate::png::PngRenderer;
 use crate::progress;
 use crate::table::rows;
 
@@ -49,17 +51,26 @@ pub(crate) fn draw(results: &[NamedResult], dir: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Writes each chart as SVG to the directory, which is created.
+/// Writes each chart as SVG, and as PNG with the feature `png`, to the directory, which is created.
 fn write(results: &[NamedResult], dir: &Path) -> Result<Vec<String>> {
     let figures = figures(results)?;
     let name = dir.display();
     #[expect(clippy::disallowed_methods, reason = "writes the plots that the user asked for")]
     fs::create_dir_all(dir).with_context(|| format!("create {name}"))?;
+    #[cfg(feature = "png")]
+    let renderer = PngRenderer::new()?;
     let mut names = Vec::with_capacity(figures.len());
-    for Figure { name, chart } in figures {
-        let path = dir.join(format!("{name}.svg"));
-        write_file(&path, &chart.svg())?;
+    let mut write = |name: String, content: &[u8]| {
+        let path = dir.join(name);
+        write_file(&path, content)?;
         names.push(path.display().to_string());
+        anyhow::Ok(())
+    };
+    for figure in figures {
+        let svg = figure.svg();
+        write(format!("{}.svg", figure.name), svg.as_bytes())?;
+        #[cfg(feature = "png")]
+        write(format!("{}.png", figure.name), &renderer.render(&svg)?)?;
     }
     Ok(names)
 }
@@ -68,9 +79,9 @@ fn write(results: &[NamedResult], dir: &Path) -> Result<Vec<String>> {
 ///
 /// # Errors
 /// The file cannot be written.
-pub(crate) fn write_file(path: &Path, text: &str) -> Result<()> {
+pub(crate) fn write_file(path: &Path, content: &[u8]) -> Result<()> {
     let file = OpenOptions::new().write(true).create(true).truncate(true).open(path);
-    file.and_then(|mut file| file.write_all(text.as_bytes()))
+    file.and_then(|mut file| file.write_all(content))
         .with_context(|| format!("write {}", path.display()))
 }
 
@@ -518,7 +529,8 @@ mod tests {
     fn plots_are_written_to_a_new_directory() {
         let dir = tempfile::tempdir().unwrap();
         let written = write(&[pubsub_result("one")], &dir.path().join("plots")).unwrap();
-        assert_eq!(written.len(), 3);
+        let pictures = if cfg!(feature = "png") { 6 } else { 3 };
+        assert_eq!(written.len(), pictures);
         assert!(written[0].ends_with("pubsub-messages.svg"));
         assert!(write(&[named("x", Value::Null)], dir.path()).is_err());
     }

@@ -29,6 +29,8 @@ mod options;
 mod output;
 mod payload;
 mod phase;
+#[cfg(feature = "png")]
+mod png;
 mod progress;
 mod pubsub;
 mod rate_limit;

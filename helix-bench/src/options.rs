@@ -79,7 +79,7 @@ pub(crate) struct OutputOptions {
     /// Write the result to this file as JSON; "-" prints JSON, not the table
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
-    /// Write plots to this directory as SVG
+    /// Write plots to this directory, as SVG, and as PNG in a build with the feature `png`
     #[arg(long, value_name = "DIR")]
     pub(crate) plot: Option<PathBuf>,
 }

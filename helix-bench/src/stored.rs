@@ -15,7 +15,7 @@ pub(crate) struct PlotArgs {
     /// Results in JSON; those of one mode share a plot
     #[arg(required = true, value_name = "RESULT.json")]
     results: Vec<PathBuf>,
-    /// Directory to write SVG files to
+    /// Directory to write pictures to
     #[arg(long, default_value = ".")]
     dir: PathBuf,
 }
@@ -72,7 +72,7 @@ pub(crate) fn plot(args: &PlotArgs) -> Result<u8> {
 /// A result cannot be read or has no table, or the page cannot be written.
 pub(crate) fn report(args: &ReportArgs) -> Result<u8> {
     let page = html::page(&named_results(&args.results)?, &args.limits.read()?)?;
-    figures::write_file(&args.output, &page)?;
+    figures::write_file(&args.output, page.as_bytes())?;
     progress::step(&format!("wrote {}", args.output.display()));
     Ok(0)
 }

@@ -15,13 +15,13 @@ use serde_json::Value;
 use tokio::time::{Duration, Instant};
 
 use self::driver::{WalDriver, WalUnderTest};
-use crate::exit;
 use crate::format::grouped;
 use crate::host::process_cpu_time;
 use crate::load::check_count;
 use crate::meter::Percentiles;
 use crate::options::{OutputOptions, bytes, duration};
 use crate::output::{ModeResult, ReportOutput};
+use crate::{exit, progress};
 
 /// Existing file names shown in an error.
 const NAMES_SHOWN: usize = 3;
@@ -196,9 +196,11 @@ fn run(args: &WalArgs) -> Result<WalReport> {
     let log = WalUnderTest::open(args)?;
     let mut feed = WalDriver::new(log.wal.clone(), args);
     let warmup_bytes = 2 * args.keep as u64;
+    progress::step("warming up");
     feed.run(|feed, elapsed| elapsed < args.warmup || feed.bytes < warmup_bytes)?;
     let warmup_bytes = feed.bytes;
     feed.reset();
+    progress::step(&format!("measuring for {:?}", args.duration));
     let (before, cpu, start) = (log.wal.stats(), process_cpu_time(), Instant::now());
     feed.run(|_, elapsed| elapsed < args.duration)?;
     let (seconds, cpu) =

@@ -101,7 +101,7 @@ pub struct ContextError {
 /// Kind of a [`ContextError`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ContextErrorKind {
-    /// A setting is not valid, or lacks one that belongs to it.
+    /// A setting is not valid, or lacks another setting that it needs.
     InvalidSetting,
     /// There is no context of the name.
     UnknownContext,
