@@ -22,6 +22,15 @@ const VERSIONS: [&str; 4] = [
     "/nodes/0/version",
 ];
 
+/// Places of the durability in results of all modes.
+const DURABILITIES: [&str; 5] = [
+    "/durability",
+    "/rows/0/run/durability",
+    "/steps/0/run/durability",
+    "/server/durability",
+    "/throughput/0/durability",
+];
+
 /// Returns the page. `limits` are further results that tables compare with.
 ///
 /// # Errors
@@ -59,10 +68,11 @@ fn run(named: &NamedResult) -> String {
         other => other.to_string(),
     };
     format!(
-        "{}: <code>{}</code>; server {}; {} cores, {} {}, kernel {}",
+        "{}: <code>{}</code>; server {}, durability {}; {} cores, {} {}, kernel {}",
         escaped(&named.name),
         text(&named.result["command"]),
         text(&find(&VERSIONS)),
+        text(&find(&DURABILITIES)),
         text(&machine["cores"]),
         text(&machine["os"]),
         text(&machine["arch"]),
@@ -79,7 +89,7 @@ mod tests {
         let run = serde_json::json!({
             "command": "helix-bench write --clients 4 > x", "records_per_sec": 1000.0,
             "mb_per_sec": 1.0, "errors": 0, "node_count": 1, "storage": "memory",
-            "server_version": "0.1.0",
+            "server_version": "0.1.0", "durability": "quorum-written",
             "latency_us": { "p50": 100.0, "p99": 200.0, "p999": 300.0 },
             "load": { "mode": "write", "clients": 4, "size": 1024, "batch_size": 100 },
             "machine": { "cores": 2, "os": "linux", "arch": "x86_64", "kernel": "6.1" },
@@ -88,6 +98,7 @@ mod tests {
         assert!(page.contains("<td>1 KiB x 100</td>"), "{page}");
         assert_eq!(page.matches("<svg ").count(), 2);
         assert!(page.contains("<code>helix-bench write --clients 4 &gt; x</code>; server 0.1.0"));
+        assert!(page.contains("durability quorum-written; 2 cores"));
         assert!(page.contains("2 cores, linux x86_64, kernel 6.1"));
     }
 }

@@ -290,7 +290,7 @@ fn limit(result: &Value) -> ResultTable {
     table(result, &LIMIT_COLUMNS, rows(&result["steps"]).iter().map(row).collect())
 }
 
-const SEQUENCER_LATENCY_COLUMNS: [&str; 10] = [
+const SEQUENCER_LATENCY_COLUMNS: [&str; 11] = [
     "one in flight",
     "durability",
     "mean us",
@@ -298,6 +298,7 @@ const SEQUENCER_LATENCY_COLUMNS: [&str; 10] = [
     "p50",
     "p99",
     "max",
+    "of the echo",
     "ack p50",
     "lost",
     "doubled",
@@ -320,10 +321,14 @@ const SEQUENCER_CHECK_COLUMNS: [&str; 3] = ["check", "outcome", "detail"];
 /// Returns the tables of the parts that were run.
 fn sequencer(result: &Value) -> Vec<ResultTable> {
     let us = |value: &Value| known(value.as_f64(), 1);
+    // The first row is the echo.
+    let echo = result["latency"][0]["latency_us"]["p50"].as_f64();
     let latency = |row: &Value| {
         let seen = &row["latency_us"];
         let mut cells = vec![text(&row["name"]), text(&row["durability"])];
         cells.extend(["mean", "min", "p50", "p99", "max"].map(|name| us(&seen[name])));
+        let ratio = seen["p50"].as_f64().zip(echo).map(|(seen, echo)| seen / echo);
+        cells.push(known(ratio, 2));
         cells.push(us(&row["ack_us"]["p50"]));
         cells.extend(["lost", "doubled"].map(|name| count(&row[name])));
         cells

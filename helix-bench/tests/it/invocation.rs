@@ -149,6 +149,22 @@ fn uninterrupted_results_have_the_common_fields() {
 }
 
 #[test]
+fn json_on_standard_output_is_alone() {
+    let (server, home) = (MemoryServer::start(), tempfile::tempdir().unwrap());
+    let flags =
+        format!("pubsub --payload 256B --duration 200ms --json - --addr {}", server.address);
+    let output = command(home.path(), &flags).output().unwrap();
+    assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
+    schema::check(&serde_json::from_slice(&output.stdout).unwrap());
+    let flags = flags.replace("--json -", "--quiet");
+    let output = command(home.path(), &flags).output().unwrap();
+    assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
+    let flags = flags.replace("--quiet", "");
+    let output = command(home.path(), &flags).output().unwrap();
+    assert_eq!(stderr(&output).lines().next(), Some("payload 256 B, 1 of 1"), "{output:?}");
+}
+
+#[test]
 fn completes_commands_topics_and_contexts() {
     let (server, home) = (MemoryServer::start(), tempfile::tempdir().unwrap());
     save_contexts(home.path(), "[contexts.lab]\naddr = ['n1:1']\n");
