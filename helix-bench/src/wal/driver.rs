@@ -147,7 +147,8 @@ impl WalDriver {
         (self.appends, self.entries, self.bytes) = (0, 0, 0);
     }
 
-    /// Appends while `goes_on` is true and no stop is requested, then waits for the appends in flight.
+    /// Appends while `goes_on` is true, unless a stop is requested, and waits for the appends in
+    /// flight.
     pub(super) fn run(&mut self, goes_on: impl Fn(&Self, Duration) -> bool) -> Result<()> {
         let start = Instant::now();
         loop {
