@@ -128,7 +128,7 @@ loads() {
     done
 }
 
-# The limits first: the log alone, and the ceilings of the writes. Tables have the ratio to the lower.
+# The limits first: the log alone, and the ceilings. Tables have the ratio to the lower one.
 limits=()
 limit() {
     local result=$results/$1.json
@@ -140,8 +140,13 @@ limit() {
 limit wal wal --dir "$work/wal" --duration "${seconds}s" --warmup $warmup \
     --keep "$([ "$profile" = dev ] && echo 16MiB || echo 512MiB)"
 rm -rf "$work/wal"
+timed=(--duration "${seconds}s" --warmup $warmup)
 for clients in 1 4 16; do
-    limit "ceiling-$clients" ceiling --clients "$clients" --duration "${seconds}s" --warmup $warmup
+    limit "ceiling-$clients" ceiling --clients "$clients" "${timed[@]}"
+    limit "ceiling-read-$clients" ceiling --mode read --clients "$clients" "${timed[@]}"
+done
+for size in 256 4096 16384; do
+    limit "ceiling-size-$size" ceiling --clients 4 --size $size "${timed[@]}"
 done
 
 start memory 1 --storage memory

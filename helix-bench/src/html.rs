@@ -68,12 +68,13 @@ fn run(named: &NamedResult) -> String {
         other => other.to_string(),
     };
     format!(
-        "{}: <code>{}</code>; server {}, durability {}; {} cores, {} {}, kernel {}",
+        "{}: <code>{}</code>; server {}, durability {}; {} cores of {}, {} {}, kernel {}",
         escaped(&named.name),
         text(&named.result["command"]),
         text(&find(&VERSIONS)),
         text(&find(&DURABILITIES)),
         text(&machine["cores"]),
+        text(&machine["cpu"]),
         text(&machine["os"]),
         text(&machine["arch"]),
         text(&machine["kernel"]),
@@ -92,13 +93,13 @@ mod tests {
             "server_version": "0.1.0", "durability": "quorum-written",
             "latency_us": { "p50": 100.0, "p99": 200.0, "p999": 300.0 },
             "load": { "mode": "write", "clients": 4, "size": 1024, "batch_size": 100 },
-            "machine": { "cores": 2, "os": "linux", "arch": "x86_64", "kernel": "6.1" },
+            "machine": { "cores": 2, "cpu": "a CPU", "os": "linux", "arch": "x86_64", "kernel": "6.1" },
         });
         let page = page(&[NamedResult { name: "one".to_owned(), result: run }], &[]).unwrap();
         assert!(page.contains("<td>1 KiB x 100</td>"), "{page}");
         assert_eq!(page.matches("<svg ").count(), 2);
         assert!(page.contains("<code>helix-bench write --clients 4 &gt; x</code>; server 0.1.0"));
-        assert!(page.contains("durability quorum-written; 2 cores"));
-        assert!(page.contains("2 cores, linux x86_64, kernel 6.1"));
+        assert!(page.contains("durability quorum-written; 2 cores of a CPU"));
+        assert!(page.contains("a CPU, linux x86_64, kernel 6.1"));
     }
 }
