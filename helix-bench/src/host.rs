@@ -38,7 +38,7 @@ impl HostInfo {
 /// Returns the first value with this name in a file of `/proc`.
 fn system_value(path: &str, name: &str) -> Option<String> {
     let file = OpenOptions::new().read(true).open(path).ok()?;
-    let mut lines = BufReader::new(file).lines().map_while(std::io::Result::ok);
+    let mut lines = BufReader::new(file).lines().map_while(Result::ok);
     lines.find_map(|line| {
         let (key, value) = line.split_once(':')?;
         (key.trim() == name).then(|| value.trim().to_owned())
