@@ -130,19 +130,27 @@ impl ReportOutput {
         if document.interrupted {
             text += "note: interrupted: this is what was measured until then\n";
         }
-        match self.destination {
-            Destination::Table => print(&text)?,
-            Destination::Json => print(&json(&document)?)?,
-            Destination::Both(file, name) => {
-                // The file first, because standard output may fail.
-                replace(&file, &json(&document)?).with_context(|| format!("write {name}"))?;
-                print(&text)?;
-            }
-        }
+        self.write(&document, &text)?;
         if let Some(dir) = &self.plot {
             figures::draw(&[NamedResult { name: String::new(), result: value }], dir)?;
         }
         Ok(exit_code(result.exit_code(), document.interrupted))
+    }
+
+    /// Writes the JSON of a result, and its text for a terminal.
+    ///
+    /// # Errors
+    /// As [`Self::deliver`].
+    pub(crate) fn write(&self, result: &impl Serialize, text: &str) -> Result<()> {
+        match &self.destination {
+            Destination::Table => print(text),
+            Destination::Json => print(&json(result)?),
+            Destination::Both(file, name) => {
+                // The file first, because standard output may fail.
+                replace(file, &json(result)?).with_context(|| format!("write {name}"))?;
+                print(text)
+            }
+        }
     }
 }
 
