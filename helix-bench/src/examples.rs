@@ -43,6 +43,15 @@ pub(crate) const LIMIT: &str = "Examples:
   helix-bench limit --max-p99 5ms
   helix-bench limit --mode write --clients 4 --batch-size 1 --start 500";
 
+pub(crate) const OMB: &str = "Examples:
+  helix-bench omb helix-bench/workloads/1-topic-1-partition-100b.yaml
+  helix-bench omb workload.yaml --duration 2m --warmup 30s -o result.json";
+
+pub(crate) const PERF: &str = "Examples:
+  helix-bench perf --topic t --num-records 1000000 --record-size 1024 --create-topic 4
+  helix-bench perf --topic t --num-records 50000 --record-size 100 --throughput 5000
+  helix-bench perf --topic t --num-records 9 --record-size 1 --producer-props acks=1 linger.ms=5";
+
 pub(crate) const WAL: &str = "Examples:
   helix-bench wal
   helix-bench wal --group-size 256KiB --entry-size 1KiB --duration 10s

@@ -110,7 +110,7 @@ pub(crate) fn figures(results: &[NamedResult]) -> Result<Vec<Figure>> {
             "compare" => figures.extend(compare(&results)),
             "group" => figures.extend(group(&results)),
             "wal" => figures.extend(wal(&results)),
-            "write" | "stream" | "read" | "latency" | "e2e" => {
+            "write" | "stream" | "read" | "latency" | "e2e" | "perf" => {
                 figures.extend(loads(mode, &results))
             }
             mode => bail!("no plot for a result of mode {mode}"),

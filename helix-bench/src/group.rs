@@ -301,7 +301,7 @@ async fn measure(plan: &GroupBenchPlan) -> Result<Vec<GroupBenchRow>> {
 }
 
 /// Deletes the groups whose names have this prefix. They must have no members.
-async fn delete_groups(client: &Client, prefix: &str) -> Result<()> {
+pub(crate) async fn delete_groups(client: &Client, prefix: &str) -> Result<()> {
     let groups = client.admin().groups().await.context("list groups")?;
     let names = groups.into_iter().map(|group| group.group).filter(|name| name.starts_with(prefix));
     let delete = async |name: String| match client.admin().delete_group(&name).await {

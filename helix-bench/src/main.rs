@@ -20,14 +20,18 @@ mod group;
 mod host;
 mod html;
 mod interrupt;
+mod interval_meter;
 mod latency;
 mod limits;
 mod load;
+mod messages;
 mod meter;
 mod nodes;
+mod omb;
 mod options;
 mod output;
 mod payload;
+mod perf;
 mod phase;
 #[cfg(feature = "png")]
 mod png;
@@ -41,6 +45,7 @@ mod runner;
 mod schema;
 mod sequencer;
 mod single;
+mod single_sends;
 mod stamp;
 mod stored;
 mod table;
@@ -61,6 +66,8 @@ use compare::CompareArgs;
 use connections::ConnectionsArgs;
 use group::GroupBenchArgs;
 use load::{LoadArgs, LoadMode};
+use omb::OmbArgs;
+use perf::PerfArgs;
 use pubsub::PubsubArgs;
 use rate_limit::RateLimitArgs;
 use schema::SchemaArgs;
@@ -111,6 +118,12 @@ enum BenchCommand {
     /// Find the highest rate whose p99 stays within a bound
     #[command(after_help = examples::LIMIT)]
     Limit(RateLimitArgs),
+    /// Run a workload file of the OpenMessaging Benchmark
+    #[command(after_help = examples::OMB)]
+    Omb(OmbArgs),
+    /// Send records as Kafka's producer performance test
+    #[command(after_help = examples::PERF)]
+    Perf(PerfArgs),
     /// Write to helix-wal directly, without network or Raft
     #[command(after_help = examples::WAL)]
     Wal(WalArgs),
@@ -170,6 +183,8 @@ fn run(command: &BenchCommand) -> Result<u8> {
         BenchCommand::Connections(args) => connections::command(args),
         BenchCommand::Group(args) => group::command(args),
         BenchCommand::Limit(args) => rate_limit::command(args),
+        BenchCommand::Omb(args) => omb::command(args),
+        BenchCommand::Perf(args) => perf::command(args),
         BenchCommand::Wal(args) => wal::command(args),
         BenchCommand::Ceiling(args) => ceiling::command(args),
         BenchCommand::Compare(args) => compare::command(args),

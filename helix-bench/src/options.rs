@@ -141,7 +141,7 @@ impl AckLevel {
 }
 
 /// Parses the address of a node; the port may be missing.
-fn parse_address(text: &str) -> std::result::Result<String, String> {
+pub(crate) fn parse_address(text: &str) -> std::result::Result<String, String> {
     address::parse(text, Some(address::PORT_DEFAULT))
 }
 

@@ -155,7 +155,7 @@ impl ReportOutput {
 }
 
 /// Returns the exit code of a run. That of lost records comes before that of an interruption.
-fn exit_code(of_result: u8, interrupted: bool) -> u8 {
+pub(crate) fn exit_code(of_result: u8, interrupted: bool) -> u8 {
     if interrupted && of_result != exit::NOT_AS_ACKED { exit::INTERRUPTED } else { of_result }
 }
 

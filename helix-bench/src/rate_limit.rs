@@ -17,7 +17,7 @@ use crate::{exit, interrupt, progress, runner, single};
 /// The search ends when the bounds are this close.
 const PRECISION: f64 = 1.05;
 /// Most steps, more than doubling from 1 to the highest rate and the bisection need.
-const STEPS_MAX: usize = 48;
+pub(crate) const STEPS_MAX: usize = 48;
 /// Share of the sends that may be due and not made at the end of a step.
 const MISSED_MAX: f64 = 0.02;
 /// Length of a step.
@@ -120,35 +120,56 @@ async fn run(args: &RateLimitArgs, load: &BenchLoad) -> Result<RateLimitReport> 
 
 /// Returns the reason why a run is beyond the bound.
 fn beyond(report: &BenchReport, max_p99: Duration) -> Option<&'static str> {
-    let max_us = max_p99.as_secs_f64() * 1e6;
-    let missed = report.sends_missed as f64;
-    match report.latency_us {
-        _ if report.errors > 0 => Some("errors"),
-        None => Some("no request succeeded"),
-        Some(latency) if latency.p99 > max_us => Some("p99 beyond the bound"),
-        Some(_) if missed > (report.requests as f64 + missed) * MISSED_MAX => {
-            Some("rate not reached")
+    StepCounts {
+        errors: report.errors,
+        requests: report.requests,
+        missed: report.sends_missed,
+        p99_us: report.latency_us.map(|latency| latency.p99),
+    }
+    .beyond(max_p99)
+}
+
+/// Measurements of a run that decide about its rate.
+#[derive(Debug, Clone, Copy)]
+struct StepCounts {
+    errors: u64,
+    requests: u64,
+    /// Sends that were due and not made.
+    missed: u64,
+    /// `None` if no request succeeded.
+    p99_us: Option<f64>,
+}
+
+impl StepCounts {
+    fn beyond(self, max_p99: Duration) -> Option<&'static str> {
+        let Self { errors, requests, missed, p99_us } = self;
+        let missed = missed as f64;
+        match p99_us {
+            _ if errors > 0 => Some("errors"),
+            None => Some("no request succeeded"),
+            Some(us) if us > max_p99.as_secs_f64() * 1e6 => Some("p99 beyond the bound"),
+            Some(_) if missed > (requests as f64 + missed) * MISSED_MAX => Some("rate not reached"),
+            Some(_) => None,
         }
-        Some(_) => None,
     }
 }
 
 /// Bounds of the highest rate.
 #[derive(Debug)]
-struct RateSearch {
+pub(crate) struct RateSearch {
     start: f64,
     /// Highest rate within the bound, and lowest rate beyond it.
-    within: Option<f64>,
+    pub(crate) within: Option<f64>,
     beyond: Option<f64>,
 }
 
 impl RateSearch {
-    fn new(start: f64) -> Self {
+    pub(crate) fn new(start: f64) -> Self {
         Self { start, within: None, beyond: None }
     }
 
     /// Returns the next rate to try, or `None` when the bounds are close.
-    fn next(&self) -> Option<f64> {
+    pub(crate) fn next(&self) -> Option<f64> {
         match (self.within, self.beyond) {
             (None, None) => Some(self.start),
             (Some(within), None) => Some(within * 2.0),
@@ -158,7 +179,7 @@ impl RateSearch {
         }
     }
 
-    fn note(&mut self, rate: f64, is_within: bool) {
+    pub(crate) fn note(&mut self, rate: f64, is_within: bool) {
         let bound = if is_within { &mut self.within } else { &mut self.beyond };
         *bound = Some(rate);
     }
@@ -238,5 +259,44 @@ mod tests {
     #[test]
     fn search_without_any_rate_ends() {
         assert_eq!(search(1000.0, 0.0).0, None);
+    }
+
+    /// Searches a system with one queue: its latency grows without bound near its capacity.
+    fn search_queue(capacity: f64, max_p99: Duration, fails_above: f64) -> f64 {
+        let mut search = RateSearch::new(1000.0);
+        while let Some(rate) = search.next() {
+            let served = rate.min(capacity);
+            let counts = StepCounts {
+                errors: u64::from(rate > fails_above),
+                requests: (served * 5.0) as u64,
+                missed: ((rate - capacity).max(0.0) * 5.0) as u64,
+                // 99 % of the times of such a queue are below 4.6 times their mean.
+                p99_us: Some(4.6e6 / (capacity - served).max(1e-3)),
+            };
+            search.note(rate, counts.beyond(max_p99).is_none());
+        }
+        search.within.unwrap()
+    }
+
+    #[test]
+    fn search_finds_the_rate_where_a_queue_exceeds_the_bound() {
+        // With 100,000 a second, p99 is 5 ms where 920 a second are left.
+        let (ms, unlimited) = (Duration::from_millis, f64::INFINITY);
+        for (max_p99, fails_above, limit) in [
+            (ms(5), unlimited, 99_080.0),
+            (Duration::from_micros(100), unlimited, 54_000.0),
+            // Errors and sends that were not made count against the rate, whatever the bound is.
+            (ms(5), 20_000.0, 20_000.0),
+            (ms(100_000_000), unlimited, 102_000.0),
+        ] {
+            let rate = search_queue(100_000.0, max_p99, fails_above);
+            assert!(rate <= limit * 1.001 && limit / rate <= PRECISION, "{rate}, not {limit}");
+        }
+    }
+
+    #[test]
+    fn run_without_success_is_beyond_any_bound() {
+        let counts = StepCounts { errors: 0, requests: 0, missed: 0, p99_us: None };
+        assert_eq!(counts.beyond(Duration::from_secs(1)), Some("no request succeeded"));
     }
 }

@@ -7,6 +7,7 @@ use crate::compare::Comparison;
 use crate::connections::ConnectionsReport;
 use crate::group::GroupBenchReport;
 use crate::output::{self, schema_of};
+use crate::perf::PerfReport;
 use crate::pubsub::PubsubReport;
 use crate::rate_limit::RateLimitReport;
 use crate::report::BenchReport;
@@ -31,6 +32,7 @@ enum ResultMode {
     Connections,
     Group,
     Limit,
+    Perf,
     Wal,
     Compare,
 }
@@ -47,6 +49,7 @@ pub(crate) fn command(args: &SchemaArgs) -> Result<u8> {
         ResultMode::Connections => schema_of::<ConnectionsReport>(),
         ResultMode::Group => schema_of::<GroupBenchReport>(),
         ResultMode::Limit => schema_of::<RateLimitReport>(),
+        ResultMode::Perf => schema_of::<PerfReport>(),
         ResultMode::Wal => schema_of::<WalReport>(),
         ResultMode::Compare => schema_of::<Comparison>(),
     };

@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used)] // Clippy does not treat test helpers as tests.
 
+mod field_formats;
 mod invocation;
 mod schema;
 
@@ -59,7 +60,10 @@ impl MemoryServer {
         let text = String::from_utf8(output.stdout).unwrap();
         assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
         let result = stored(&json);
-        schema::check(&result);
+        // A result in the format of another project has no mode.
+        if !result["mode"].is_null() {
+            schema::check(&result);
+        }
         (text, result)
     }
 }

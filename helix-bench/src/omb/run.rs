@@ -1,0 +1,426 @@
+//! Run of a workload: search for a rate, warm-up, and the measured test with its intervals.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use helix_client::{Client, GroupConsumer, ProducerOptions};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep, sleep_until};
+
+use super::OmbPlan;
+use super::consumers::OmbConsumers;
+use super::rate::{RateTrial, START_RATE, find_rate};
+use super::result::OmbInterval;
+use crate::budget::{PhaseLimits, SendBudget, SendPacer};
+use crate::format::grouped;
+use crate::interval_meter::{IntervalMeter, SharedMeter};
+use crate::meter::Failures;
+use crate::single_sends::{SingleSender, buffer_bytes};
+use crate::{interrupt, progress};
+
+/// Interval of the measurements. The format's charts expect it.
+const INTERVAL: Duration = Duration::from_secs(10);
+/// Limits of the length of a trial of the search for a rate, which is that of the test between
+/// them.
+const TRIAL_MIN: Duration = Duration::from_millis(500);
+const TRIAL_MAX: Duration = Duration::from_secs(5);
+/// Interval at which deliveries and the backlog are checked.
+const CHECK_INTERVAL: Duration = Duration::from_millis(20);
+/// Longest time without a delivery before the outstanding ones count as missing.
+const PROGRESS_TIMEOUT: Duration = Duration::from_secs(10);
+/// Longest time in which a backlog is built and read.
+const BACKLOG_MAX: Duration = Duration::from_secs(24 * 3600);
+/// Most bytes that a consumer reads ahead, which is the client's own default.
+const READ_AHEAD_MAX: usize = 16 << 20;
+/// Messages that are no backlog.
+const BACKLOG_EMPTY_MIN: u64 = 1000;
+
+/// Measurements of a workload.
+#[derive(Debug)]
+pub(super) struct OmbOutcome {
+    /// Messages per second over all producers.
+    pub(super) rate: f64,
+    pub(super) intervals: Vec<OmbInterval>,
+    /// All of the test, with the deliveries after its last interval.
+    pub(super) total: IntervalMeter,
+    /// Until the last ack.
+    pub(super) elapsed: Duration,
+    /// Messages of the test that were due and not sent.
+    pub(super) missed: u64,
+    /// Deliveries of acked messages that did not arrive, since the start of the run.
+    pub(super) missing: u64,
+    /// Deliveries beyond the first one of each message.
+    pub(super) repeated: u64,
+    /// Since the start of the run.
+    pub(super) failures: Failures,
+}
+
+/// Producers and consumers of a workload.
+#[derive(Debug)]
+pub(super) struct OmbRun<'a> {
+    plan: &'a OmbPlan,
+    senders: Vec<SingleSender>,
+    consumers: OmbConsumers,
+    meter: Arc<SharedMeter>,
+}
+
+impl<'a> OmbRun<'a> {
+    /// Starts the consumers of the topics, and prepares the producers.
+    pub(super) fn start(plan: &'a OmbPlan, clients: &[Client], topics: &[String]) -> Self {
+        let workload = &plan.workload;
+        let (producers, consumers) = (workload.producers(), workload.consumers());
+        let client = |number: usize| &clients[number % clients.len()];
+        let epoch = Instant::now();
+        let meter = Arc::new(SharedMeter::new(producers.max(consumers)));
+        let read_ahead = buffer_bytes(consumers).min(READ_AHEAD_MAX);
+        let mut members: Vec<GroupConsumer> = Vec::with_capacity(consumers);
+        for topic in topics {
+            for subscription in 0..workload.subscriptions_per_topic {
+                let group = format!("{topic}-sub-{subscription:03}");
+                for _ in 0..workload.consumers_per_subscription {
+                    // Consumers get connections of their own, if there are enough.
+                    let client = client(producers + members.len());
+                    let member = client.consumer_group(&group).topics([topic.as_str()]);
+                    members.push(member.buffer_bytes(read_ahead).join());
+                }
+            }
+        }
+        let options = ProducerOptions {
+            buffer_bytes: buffer_bytes(producers),
+            ..plan.producer_options.clone()
+        };
+        let topics = topics.iter().cycle();
+        let senders = topics.take(producers).enumerate().map(|(task, topic)| SingleSender {
+            producer: client(task).producer(options.clone()),
+            topic: topic.clone(),
+            messages: plan.pool.producer(task, workload.keys, plan.load.seed),
+            epoch,
+            meter: meter.clone(),
+            task,
+        });
+        let senders = senders.collect();
+        Self { plan, senders, consumers: OmbConsumers::start(members, epoch, &meter), meter }
+    }
+
+    /// Makes the measurements, and lets the consumers leave their groups.
+    ///
+    /// # Errors
+    /// The groups do not form, a consumer has failed, or no rate is sustained.
+    pub(super) async fn measure(mut self) -> Result<OmbOutcome> {
+        let plan = self.plan;
+        let workload = &plan.workload;
+        let partitions = workload.partitions_per_topic as usize * workload.topics;
+        self.consumers.join(partitions * workload.subscriptions_per_topic).await?;
+        let rate = match workload.rate {
+            Some(rate) => rate,
+            None => {
+                progress::step("looking for the highest rate that the consumers keep up with");
+                find_rate(START_RATE, async |rate| self.trial(rate).await).await?
+            }
+        };
+        if !workload.warmup.is_zero() {
+            progress::step(&format!("warming up for {:?}", workload.warmup));
+            let mut log = IntervalLog::new();
+            self.publish_for(workload.warmup, rate, &mut log).await?;
+            self.drain(&mut log).await?;
+        }
+        progress::step(&format!("testing at {} messages/s", grouped(rate.round())));
+        self.meter.take();
+        let started = Instant::now();
+        let mut log = IntervalLog::new();
+        let missed = match workload.backlog_bytes {
+            0 => self.publish_for(workload.duration, rate, &mut log).await?,
+            _ => self.publish_with_backlog(rate, &mut log).await?,
+        };
+        let elapsed = started.elapsed();
+        self.drain(&mut log).await?;
+        let (totals, subscriptions) = (self.meter.totals(), self.subscriptions());
+        let failures = self.meter.failures();
+        self.consumers.leave().await?;
+        Ok(OmbOutcome {
+            rate,
+            intervals: log.intervals,
+            total: log.total,
+            elapsed,
+            missed,
+            missing: (totals.acked * subscriptions).saturating_sub(totals.received),
+            // A failed message may have been appended nevertheless.
+            repeated: totals
+                .received
+                .saturating_sub((totals.acked + totals.failed) * subscriptions),
+            failures,
+        })
+    }
+
+    fn subscriptions(&self) -> u64 {
+        self.plan.workload.subscriptions_per_topic as u64
+    }
+
+    /// Returns the acked messages that are not delivered yet, over all subscriptions.
+    fn backlog(&self) -> u64 {
+        let totals = self.meter.totals();
+        (totals.acked * self.subscriptions()).saturating_sub(totals.received)
+    }
+
+    /// Publishes at a rate for a short time.
+    async fn trial(&mut self, rate: f64) -> Result<RateTrial> {
+        let length = self.plan.workload.duration.clamp(TRIAL_MIN, TRIAL_MAX);
+        let before = self.meter.totals();
+        let load = RunningLoad::start(std::mem::take(&mut self.senders), rate, Some(length));
+        tokio::select! {
+            () = sleep_until(load.budget.start() + length) => {}
+            () = interrupt::requested() => {}
+        }
+        // Before the outstanding acks and deliveries are waited for.
+        let (sent, after) = (load.budget.records_dealt(), self.meter.totals());
+        let backlog = self.backlog();
+        let missed = self.finish(load).await?;
+        let failed = self.meter.totals().failed - before.failed;
+        self.drain(&mut IntervalLog::new()).await?;
+        let ended = after.acked - before.acked + after.failed - before.failed;
+        Ok(RateTrial {
+            rate,
+            seconds: length.as_secs_f64(),
+            failed,
+            missed,
+            unacked: sent.saturating_sub(ended),
+            undelivered: backlog / self.subscriptions().max(1),
+        })
+    }
+
+    /// Publishes at a rate, and returns the sends that were due and not made.
+    ///
+    /// The last interval includes the acks that arrive after the time is over.
+    async fn publish_for(
+        &mut self,
+        duration: Duration,
+        rate: f64,
+        log: &mut IntervalLog,
+    ) -> Result<u64> {
+        let load = RunningLoad::start(std::mem::take(&mut self.senders), rate, Some(duration));
+        let end = load.budget.start() + duration;
+        loop {
+            let next = log.next();
+            tokio::select! {
+                () = sleep_until(next.min(end)) => {}
+                () = interrupt::requested() => {}
+            }
+            self.consumers.check()?;
+            if next >= end || interrupt::is_requested() {
+                break;
+            }
+            log.note(&self.meter, self.backlog());
+        }
+        let missed = self.finish(load).await?;
+        log.note(&self.meter, self.backlog());
+        Ok(missed)
+    }
+
+    /// Publishes at a rate until the paused consumers have a backlog, until they have read it, and
+    /// then for the duration of the test.
+    async fn publish_with_backlog(&mut self, rate: f64, log: &mut IntervalLog) -> Result<u64> {
+        let plan = self.plan;
+        let workload = &plan.workload;
+        let limits = BacklogLimits::new(
+            workload.backlog_bytes,
+            workload.message_size,
+            workload.backlog_drain_ratio,
+        );
+        progress::step("building the backlog");
+        self.consumers.pause();
+        let load = RunningLoad::start(std::mem::take(&mut self.senders), rate, None);
+        let started = Instant::now();
+        let mut stage = BacklogStage::Building;
+        loop {
+            sleep_until(log.next().min(Instant::now() + CHECK_INTERVAL)).await;
+            self.consumers.check()?;
+            let now = Instant::now();
+            if now >= log.next() {
+                log.note(&self.meter, self.backlog());
+            }
+            if interrupt::is_requested() {
+                self.consumers.resume();
+                break;
+            }
+            let stage_before = stage;
+            stage = stage.next(self.backlog(), &limits, now, workload.duration);
+            match stage {
+                BacklogStage::Steady(end) if now >= end => break,
+                _ if stage == stage_before => {}
+                BacklogStage::Building => {}
+                BacklogStage::Reading => {
+                    progress::step(&format!("reading the backlog, built in {:.1?}", now - started));
+                    self.consumers.resume();
+                }
+                BacklogStage::Steady(_) => {
+                    progress::step(&format!("the backlog is read after {:.1?}", now - started));
+                }
+            }
+            if !matches!(stage, BacklogStage::Steady(_)) && now - started > BACKLOG_MAX {
+                bail!("the backlog is not built and read within {BACKLOG_MAX:?}");
+            }
+        }
+        let missed = self.finish(load).await?;
+        log.note(&self.meter, self.backlog());
+        Ok(missed)
+    }
+
+    /// Ends a load, and returns the sends that were due and not made.
+    async fn finish(&mut self, load: RunningLoad) -> Result<u64> {
+        let (senders, missed) = load.finish().await?;
+        self.senders = senders;
+        Ok(missed)
+    }
+
+    /// Waits until all acked messages are delivered, or until none arrives for too long.
+    async fn drain(&mut self, log: &mut IntervalLog) -> Result<()> {
+        let (mut received, mut progress_at) = (self.meter.totals().received, Instant::now());
+        while self.backlog() > 0 && progress_at.elapsed() < PROGRESS_TIMEOUT {
+            self.consumers.check()?;
+            sleep(CHECK_INTERVAL).await;
+            let now = self.meter.totals().received;
+            if now > received {
+                (received, progress_at) = (now, Instant::now());
+            }
+        }
+        log.total.merge(&self.meter.take());
+        Ok(())
+    }
+}
+
+/// Producers that send at a rate.
+#[derive(Debug)]
+struct RunningLoad {
+    budget: Arc<SendBudget>,
+    pacer: SendPacer,
+    tasks: JoinSet<SingleSender>,
+}
+
+impl RunningLoad {
+    fn start(senders: Vec<SingleSender>, rate: f64, duration: Option<Duration>) -> Self {
+        let limits = PhaseLimits { records: None, duration };
+        let (budget, pacer) = SendBudget::open_loop(limits, rate, 1);
+        let mut tasks = JoinSet::new();
+        for mut sender in senders {
+            let budget = budget.clone();
+            tasks.spawn(async move {
+                sender.run(&budget).await;
+                sender
+            });
+        }
+        Self { budget, pacer, tasks }
+    }
+
+    /// Stops to send and waits for the acks. Returns the senders, and the sends that were due and
+    /// not made.
+    async fn finish(self) -> Result<(Vec<SingleSender>, u64)> {
+        let Self { budget, pacer, mut tasks } = self;
+        drop(pacer);
+        let mut senders = Vec::with_capacity(tasks.len());
+        while let Some(ended) = tasks.join_next().await {
+            senders.push(ended.context("a producer has failed")?);
+        }
+        Ok((senders, budget.sends_missed()))
+    }
+}
+
+/// Intervals of a phase.
+#[derive(Debug)]
+struct IntervalLog {
+    intervals: Vec<OmbInterval>,
+    total: IntervalMeter,
+    since: Instant,
+}
+
+impl IntervalLog {
+    fn new() -> Self {
+        Self { intervals: Vec::new(), total: IntervalMeter::new(), since: Instant::now() }
+    }
+
+    /// Returns the end of the current interval.
+    fn next(&self) -> Instant {
+        self.since + INTERVAL
+    }
+
+    /// Ends the current interval.
+    fn note(&mut self, meter: &SharedMeter, backlog: u64) {
+        let (taken, now) = (meter.take(), Instant::now());
+        let interval = OmbInterval::new(&taken, now - self.since, backlog);
+        progress::step(&format!(
+            "published {}/s, errors {}/s, consumed {}/s, backlog {}, publish latency p50 {:.2} ms, \
+             p99 {:.2} ms",
+            grouped(interval.publish_rate.round()),
+            grouped(interval.error_rate.round()),
+            grouped(interval.consume_rate.round()),
+            grouped(backlog as f64),
+            taken.publish.percentile_us(50.0) / 1e3,
+            taken.publish.percentile_us(99.0) / 1e3,
+        ));
+        self.intervals.push(interval);
+        self.total.merge(&taken);
+        self.since = now;
+    }
+}
+
+/// Stage of a test with a backlog.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum BacklogStage {
+    /// The consumers are paused.
+    Building,
+    Reading,
+    /// The backlog is read; the test ends at this time.
+    Steady(Instant),
+}
+
+/// Sizes of a backlog in messages, over all subscriptions.
+#[derive(Debug, Clone, Copy)]
+struct BacklogLimits {
+    full: u64,
+    empty: u64,
+}
+
+impl BacklogLimits {
+    fn new(bytes: u64, message_size: usize, drain_ratio: f64) -> Self {
+        let full = bytes.div_ceil(message_size.max(1) as u64);
+        let left = ((1.0 - drain_ratio) * full as f64) as u64;
+        Self { full, empty: left.max(BACKLOG_EMPTY_MIN) }
+    }
+}
+
+impl BacklogStage {
+    fn next(self, backlog: u64, limits: &BacklogLimits, now: Instant, duration: Duration) -> Self {
+        match self {
+            Self::Building if backlog >= limits.full => Self::Reading,
+            Self::Reading if backlog <= limits.empty => Self::Steady(now + duration),
+            stage => stage,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn backlog_is_built_and_read_before_the_test_ends() {
+        let limits = BacklogLimits::new(1 << 30, 1024, 1.0);
+        assert_eq!((limits.full, limits.empty), (1 << 20, BACKLOG_EMPTY_MIN));
+        let (now, duration) = (Instant::now(), Duration::from_secs(60));
+        let next = |stage: BacklogStage, backlog| stage.next(backlog, &limits, now, duration);
+        let building = next(BacklogStage::Building, (1 << 20) - 1);
+        assert_eq!(building, BacklogStage::Building);
+        let reading = next(building, 1 << 20);
+        assert_eq!(reading, BacklogStage::Reading);
+        assert_eq!(next(reading, 1001), BacklogStage::Reading);
+        let steady = next(reading, 1000);
+        assert_eq!(steady, BacklogStage::Steady(now + duration));
+        assert_eq!(next(steady, 1 << 20), steady);
+    }
+
+    #[test]
+    fn part_of_a_backlog_may_stay() {
+        let limits = BacklogLimits::new(1 << 30, 1024, 0.75);
+        assert_eq!(limits.empty, 1 << 18);
+    }
+}
