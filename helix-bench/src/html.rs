@@ -93,7 +93,9 @@ mod tests {
             "server_version": "0.1.0", "durability": "quorum-written",
             "latency_us": { "p50": 100.0, "p99": 200.0, "p999": 300.0 },
             "load": { "mode": "write", "clients": 4, "size": 1024, "batch_size": 100 },
-            "machine": { "cores": 2, "cpu": "a CPU", "os": "linux", "arch": "x86_64", "kernel": "6.1" },
+            "machine": {
+                "cores": 2, "cpu": "a CPU", "os": "linux", "arch": "x86_64", "kernel": "6.1",
+            },
         });
         let page = page(&[NamedResult { name: "one".to_owned(), result: run }], &[]).unwrap();
         assert!(page.contains("<td>1 KiB x 100</td>"), "{page}");
