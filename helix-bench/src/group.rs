@@ -28,7 +28,8 @@ use crate::host::cores;
 use crate::load::check_count;
 use crate::options::{OutputOptions, TargetOptions, bytes, duration};
 use crate::output::ModeResult;
-use crate::{exit, interrupt, progress, runner, target};
+use crate::progress::{self, LiveLine};
+use crate::{exit, interrupt, runner, target};
 use row::GroupBenchRow;
 
 /// Prefix of created topics and groups, before the process id.
@@ -279,6 +280,10 @@ async fn measure(plan: &GroupBenchPlan) -> Result<Vec<GroupBenchRow>> {
     for part in &plan.args.parts {
         let name = format!("{part:?}").to_lowercase();
         progress::step(&format!("measuring {name}"));
+        let shown = name.clone();
+        let line = LiveLine::show(move |elapsed| {
+            format!("measuring {shown}: {:.0} s", elapsed.as_secs_f64())
+        });
         let part = async {
             match part {
                 GroupPart::Read => reads::measure(plan).await,
@@ -295,6 +300,7 @@ async fn measure(plan: &GroupBenchPlan) -> Result<Vec<GroupBenchRow>> {
             // A part without all of its runs has no median.
             () = interrupt::requested() => break,
         };
+        drop(line);
         rows.extend(measured.with_context(|| format!("measure {name}"))?);
     }
     Ok(rows)

@@ -5,6 +5,7 @@ mod driver;
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
 
 use anyhow::{Context, Result, ensure};
 use clap::{Args, ValueEnum};
@@ -21,7 +22,8 @@ use crate::load::check_count;
 use crate::meter::Percentiles;
 use crate::options::{OutputOptions, bytes, duration};
 use crate::output::{ModeResult, ReportOutput};
-use crate::{exit, progress};
+use crate::progress::{self, LiveLine};
+use crate::{exit, runner};
 
 /// Existing file names shown in an error.
 const NAMES_SHOWN: usize = 3;
@@ -195,6 +197,14 @@ fn check_empty(dir: &Path) -> Result<()> {
 fn run(args: &WalArgs) -> Result<WalReport> {
     let log = WalUnderTest::open(args)?;
     let mut feed = WalDriver::new(log.wal.clone(), args);
+    // Only for the line; the log has threads of its own.
+    let runtime = runner::runtime(1)?;
+    let entered = runtime.enter();
+    let bytes = feed.all_bytes.clone();
+    let line = LiveLine::show(move |elapsed| {
+        let megabytes = bytes.load(Ordering::Relaxed) as f64 / 1e6;
+        format!("appending: {} MB in {:.0} s", grouped(megabytes.round()), elapsed.as_secs_f64())
+    });
     let warmup_bytes = 2 * args.keep as u64;
     progress::step("warming up");
     feed.run(|feed, elapsed| elapsed < args.warmup || feed.bytes < warmup_bytes)?;
@@ -203,6 +213,7 @@ fn run(args: &WalArgs) -> Result<WalReport> {
     progress::step(&format!("measuring for {:?}", args.duration));
     let (before, cpu, start) = (log.wal.stats(), process_cpu_time(), Instant::now());
     feed.run(|_, elapsed| elapsed < args.duration)?;
+    drop((line, entered));
     let (seconds, cpu) =
         (start.elapsed().as_secs_f64().max(1e-9), process_cpu_time().saturating_sub(cpu));
     let after = log.wal.stats();

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::{self, JoinHandle};
 
@@ -113,6 +114,8 @@ pub(super) struct WalDriver {
     pub(super) appends: u64,
     pub(super) entries: u64,
     pub(super) bytes: u64,
+    /// Bytes of the whole run, for its progress.
+    pub(super) all_bytes: Arc<AtomicU64>,
 }
 
 impl WalDriver {
@@ -139,6 +142,7 @@ impl WalDriver {
             appends: 0,
             entries: 0,
             bytes: 0,
+            all_bytes: Arc::default(),
         }
     }
 
@@ -196,7 +200,9 @@ impl WalDriver {
         self.latency.record(done.sent.elapsed());
         self.appends += 1;
         self.entries += self.entries_per_group;
-        self.bytes += self.entries_per_group * self.entry_bytes;
+        let bytes = self.entries_per_group * self.entry_bytes;
+        self.bytes += bytes;
+        self.all_bytes.fetch_add(bytes, Ordering::Relaxed);
         // Callbacks come newest first, but groups are placed in order.
         self.durable.insert(done.group);
         while self.durable.remove(&self.placed_groups) {
