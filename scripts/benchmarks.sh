@@ -95,14 +95,12 @@ run() {
 publish() {
     local section=$1 text plots plot
     shift
-    plots=
-    # Groups have single values and nothing to plot.
-    [ "$section" = group ] ||
-        plots=$("$programs/helix-bench" plot "$@" --dir "$docs/benchmarks" 2>&1 | sed 's/^wrote //')
+    plots=$("$programs/helix-bench" plot "$@" --dir "$docs/benchmarks" 2>&1 |
+        sed -n 's/^wrote \(.*\.svg\)$/\1/p')
     text=$(
         echo "$quiet."
         echo
-        "$programs/helix-bench" tables "$@"
+        "$programs/helix-bench" tables "$@" "${limits[@]}"
         for plot in $plots; do
             echo "![$(basename "$plot" .svg)](benchmarks/$(basename "$plot"))"
         done
@@ -130,6 +128,27 @@ loads() {
             --warmup $warmup
     done
 }
+
+# The limits first: the log alone, and the ceilings. Tables have the ratio to the lower one.
+limits=()
+limit() {
+    local result=$results/$1.json
+    shift
+    say "limit: helix-bench $*"
+    "$programs/helix-bench" "$@" --quiet --json "$result" > "$result.txt"
+    limits+=(--limit "$result")
+}
+limit wal wal --dir "$work/wal" --duration "${seconds}s" --warmup $warmup \
+    --keep "$([ "$profile" = dev ] && echo 16MiB || echo 512MiB)"
+rm -rf "$work/wal"
+timed=(--duration "${seconds}s" --warmup $warmup)
+for clients in 1 4 16; do
+    limit "ceiling-$clients" ceiling --clients "$clients" "${timed[@]}"
+    limit "ceiling-read-$clients" ceiling --mode read --clients "$clients" "${timed[@]}"
+done
+for size in 256 4096 16384; do
+    limit "ceiling-size-$size" ceiling --clients 4 --size $size "${timed[@]}"
+done
 
 start memory 1 --storage memory
 run pubsub pubsub --duration "${pubsub_seconds}s" --warmup $warmup
@@ -171,10 +190,6 @@ start three-nodes 3
 run check sequencer --check
 loads
 stop_nodes
-"$programs/helix-bench" wal --quiet --dir "$work/wal" --duration "${seconds}s" --warmup $warmup \
-    --keep "$([ "$profile" = dev ] && echo 16MiB || echo 512MiB)" --json "$results/wal.json" \
-    > "$results/wal.txt"
-rm -rf "$work/wal"
 
 publish pubsub "$results"/pubsub-*.json
 publish sequencer "$results"/sequencer-*.json "$results"/check-*.json
@@ -185,5 +200,5 @@ publish write-sizes "$results"/write-4-*.json "$results"/write-size-*.json
 publish read "$results"/read-*.json
 publish e2e "$results"/e2e-*.json
 "$programs/helix-bench" report "$results"/{pubsub,sequencer,check,connections,write,read,e2e}-*.json \
-    --quiet -o "$results/report.html"
-say "wrote $docs/benchmarks.md, $results/report.html and $docs/benchmarks/; the log alone: $results/wal.txt"
+    "${limits[@]}" --quiet -o "$results/report.html"
+say "wrote $docs/benchmarks.md, $results/report.html and $docs/benchmarks/; the log alone: $results/wal.json.txt"

@@ -8,9 +8,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use schemars::JsonSchema;
 use serde::{Serialize, Serializer};
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
+
+use crate::interrupt;
 
 /// Longest sleep of the pacing thread, so that it notices the end of the phase.
 const PACER_SLEEP_MAX: Duration = Duration::from_millis(10);
@@ -19,10 +22,11 @@ const PACER_SLEEP_MAX: Duration = Duration::from_millis(10);
 const FAR: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
 /// Limits of one phase; the first one reached ends it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
 pub(crate) struct PhaseLimits {
     pub(crate) records: Option<u64>,
     #[serde(rename = "seconds", serialize_with = "seconds")]
+    #[schemars(with = "Option<f64>")]
     pub(crate) duration: Option<Duration>,
 }
 
@@ -30,7 +34,7 @@ fn seconds<S: Serializer>(duration: &Option<Duration>, out: S) -> Result<S::Ok, 
     duration.map(|duration| duration.as_secs_f64()).serialize(out)
 }
 
-/// Hands out sends until the record or time limit is reached.
+/// Hands out sends until the record or time limit is reached, or a stop is requested.
 #[derive(Debug)]
 pub(crate) struct SendBudget {
     start: Instant,
@@ -133,7 +137,9 @@ impl SendBudget {
     }
 
     pub(crate) fn is_over(&self, now: Instant) -> bool {
-        self.is_used_up() || self.deadline.is_some_and(|deadline| now >= deadline)
+        interrupt::is_requested()
+            || self.is_used_up()
+            || self.deadline.is_some_and(|deadline| now >= deadline)
     }
 
     /// Counts the due sends that an open loop had not made at its end.
@@ -143,7 +149,11 @@ impl SendBudget {
         let Some(pace) = &self.pace else { return 0 };
         let due = match self.deadline {
             // A send that is due exactly at the deadline would be too late.
-            Some(deadline) if !self.is_used_up() => pace.due_by(deadline - self.start) - 1,
+            Some(deadline) if !self.is_used_up() => {
+                // An interrupted phase ends before its deadline.
+                let end = deadline.min(Instant::now());
+                pace.due_by(end - self.start) - 1
+            }
             _ => pace.due_by(pace.last_taken()),
         };
         due.saturating_sub(pace.taken.load(Ordering::Relaxed))

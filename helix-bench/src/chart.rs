@@ -2,8 +2,7 @@
 
 use std::fmt::Write as _;
 
-use crate::format::{bytes_text, grouped};
-use crate::html::escaped;
+use crate::format::{bytes_text, escaped, grouped};
 
 const WIDTH: f64 = 860.0;
 const HEIGHT: f64 = 440.0;

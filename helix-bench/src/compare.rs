@@ -6,22 +6,42 @@
 use std::fmt::Write as _;
 
 use anyhow::{Result, ensure};
+use clap::Args;
+use helix_client::exit::Exit;
+use schemars::JsonSchema;
 use serde::Serialize;
+use serde_json::Value;
 
-use crate::ceiling::CeilingProcess;
+use crate::ceiling::{CeilingProcess, server_threads};
+use crate::exit::{self, BenchFailure};
 use crate::format::{grouped, known, replication_text};
-use crate::host::HostInfo;
-use crate::load::BenchLoad;
+use crate::load::{BenchLoad, LoadArgs, LoadMode, check_count};
 use crate::meter::weakest;
-use crate::progress;
+use crate::output::ModeResult;
 use crate::report::BenchReport;
+use crate::{interrupt, progress, runner, single};
+
+/// Flags of `compare`.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct CompareArgs {
+    /// Load to run
+    #[arg(long, default_value = "write")]
+    mode: LoadMode,
+    /// Runs against each side
+    #[arg(long, default_value_t = 5)]
+    runs: usize,
+    /// Runtime threads of the ceiling [default: cores - 1, at least 1, as the server]
+    #[arg(long)]
+    server_threads: Option<usize>,
+    #[command(flatten)]
+    load: LoadArgs,
+}
 
 /// Result of a comparison.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct Comparison {
-    /// Command line of the comparison.
-    pub(crate) command: String,
-    pub(crate) mode: &'static str,
+    /// Load of the runs.
+    pub(crate) load_mode: &'static str,
     /// Records per second, server over ceiling, for each pair. Higher is better.
     pub(crate) throughput_ratio: MedianRange,
     /// Median latency, server over ceiling, for each pair. Lower is better.
@@ -30,13 +50,12 @@ pub(crate) struct Comparison {
     pub(crate) ceiling: SideSummary,
     pub(crate) server: SideSummary,
     pub(crate) server_threads: usize,
-    pub(crate) machine: HostInfo,
     /// All runs in order.
     pub(crate) runs: Vec<RunPair>,
 }
 
 /// Two adjacent runs.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct RunPair {
     pub(crate) throughput_ratio: f64,
     pub(crate) ceiling: BenchReport,
@@ -44,7 +63,7 @@ pub(crate) struct RunPair {
 }
 
 /// Results of one side over all runs.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct SideSummary {
     pub(crate) records_per_sec: MedianRange,
     pub(crate) mb_per_sec: MedianRange,
@@ -68,7 +87,7 @@ pub(crate) struct SideSummary {
 }
 
 /// Median with its range.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, JsonSchema)]
 pub(crate) struct MedianRange {
     pub(crate) median: f64,
     pub(crate) min: f64,
@@ -90,31 +109,43 @@ impl MedianRange {
     }
 }
 
-/// Runs the load `runs` times against each side. The first side alternates between pairs.
+/// Runs the mode and returns its exit code.
 ///
 /// # Errors
-/// A run failed.
-pub(crate) async fn run(
-    load: &BenchLoad,
-    runs: usize,
-    server_threads: usize,
-    run: impl AsyncFn(&BenchLoad) -> Result<BenchReport>,
-) -> Result<Comparison> {
+/// A flag is out of range, a run failed, or the result could not be written.
+pub(crate) fn command(args: &CompareArgs) -> Result<u8> {
+    let load = BenchLoad::with_ceiling(args.mode, &args.load).map_err(exit::usage)?;
+    check_count("--runs", args.runs).map_err(exit::usage)?;
+    let threads = server_threads(args.server_threads)?;
+    let output = &args.load.output;
+    runner::run(load.threads, output, run(&load, args.runs, threads))
+}
+
+/// Runs the load `runs` times against each side. The first side alternates between pairs.
+async fn run(load: &BenchLoad, runs: usize, server_threads: usize) -> Result<Comparison> {
     let ceiling = CeilingProcess::start(load, Some(server_threads)).await?;
     let against_ceiling = ceiling.load(load);
     let mut pairs = Vec::with_capacity(runs);
     for number in 0..runs {
         progress::step(&format!("run {} of {runs}", number + 1));
         let (ceiling, server) = if number % 2 == 0 {
-            let ceiling = run(&against_ceiling).await?;
-            (ceiling, run(load).await?)
+            let ceiling = single::run(&against_ceiling).await?;
+            (ceiling, single::run(load).await?)
         } else {
-            let server = run(load).await?;
-            (run(&against_ceiling).await?, server)
+            let server = single::run(load).await?;
+            (single::run(&against_ceiling).await?, server)
         };
+        // The pair is not whole.
+        if interrupt::is_requested() {
+            break;
+        }
         ensure!(ceiling.requests > 0, "no request succeeded against the ceiling");
         let throughput_ratio = server.records_per_sec / ceiling.records_per_sec;
         pairs.push(RunPair { throughput_ratio, ceiling, server });
+    }
+    if pairs.is_empty() {
+        let what = "interrupted before the first pair of runs was done";
+        return Err(BenchFailure::new(Exit::Interrupted, what).into());
     }
     Ok(Comparison::new(load, server_threads, pairs))
 }
@@ -127,26 +158,29 @@ impl Comparison {
         };
         let throughput = MedianRange::of(runs.iter().map(|pair| pair.throughput_ratio));
         Self {
-            command: String::new(),
-            mode: load.mode.name(),
+            load_mode: load.mode.name(),
             throughput_ratio: throughput.expect("at least one run"),
             p50_ratio: ratio(|report| report.latency_us.map(|latency| latency.p50)),
             p99_ratio: ratio(|report| report.latency_us.map(|latency| latency.p99)),
             ceiling: SideSummary::new(runs.iter().map(|pair| &pair.ceiling).collect()),
             server: SideSummary::new(runs.iter().map(|pair| &pair.server).collect()),
             server_threads,
-            machine: HostInfo::here(),
             runs,
         }
     }
+}
 
-    pub(crate) fn exit_code(&self) -> u8 {
+impl ModeResult for Comparison {
+    fn mode(&self) -> &'static str {
+        "compare"
+    }
+
+    fn exit_code(&self) -> u8 {
         let codes = self.runs.iter().map(|pair| pair.server.exit_code());
         codes.max().unwrap_or(1)
     }
 
-    /// Returns the comparison as a table.
-    pub(crate) fn table(&self) -> String {
+    fn text(&self, _: &Value) -> Result<String> {
         let mut out = String::new();
         // Ignored throughout: writing to a string does not fail.
         let first = &self.runs[0].server;
@@ -181,7 +215,7 @@ impl Comparison {
         for note in notes {
             let _ = writeln!(out, "note: {note}");
         }
-        out
+        Ok(out)
     }
 }
 

@@ -3,28 +3,26 @@
 //! A request appends one record, so a response means that the record was stored. Latency is from
 //! the scheduled send time.
 
-use std::path::PathBuf;
-use std::time::Duration;
-
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use schemars::JsonSchema;
 use serde::Serialize;
 use tokio::task::{JoinError, JoinSet};
 
-use crate::args::{AckLevel, LoadArgs, LoadMode, TlsFilesArgs, bytes, duration};
-use crate::exit;
 use crate::format::{grouped, replication_text};
-use crate::load::{BenchLoad, check_count};
+use crate::load::{BenchLoad, LoadArgs, LoadMode, check_count};
 use crate::meter::Failures;
 use crate::nodes::{NodeUsage, nodes, rss_bytes};
+use crate::options::{RowOptions, bytes};
+use crate::output::ModeResult;
 use crate::payload::BatchPool;
 use crate::phase::{self, RunPhase};
-use crate::progress;
 use crate::report::BenchReport;
 use crate::target::{self, BenchTarget};
 use crate::weak_acks;
 use crate::write::{self, BatchSource};
+use crate::{exit, interrupt, progress, runner};
 
 /// Name of the created topic, before the process id.
 const TOPIC_PREFIX: &str = "bench-connections";
@@ -38,11 +36,6 @@ const RETENTION: usize = 256 << 20;
 /// Flags of `connections`.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct ConnectionsArgs {
-    /// Node addresses [default: 127.0.0.1:9092]
-    #[arg(long, value_name = "HOST:PORT,..", value_delimiter = ',')]
-    addr: Vec<String>,
-    #[command(flatten)]
-    tls: TlsFilesArgs,
     /// Connections at once, one row each
     #[arg(long, value_delimiter = ',', default_value = "100,1000,10000")]
     count: Vec<usize>,
@@ -55,45 +48,20 @@ pub(crate) struct ConnectionsArgs {
     /// Bytes of a record value
     #[arg(long, default_value = "64", value_parser = bytes)]
     size: usize,
-    /// Length of the measured phase of a row
-    #[arg(long, default_value = "10s", value_parser = duration)]
-    duration: Duration,
-    /// Length of the warm-up of a row, which is not measured
-    #[arg(long, default_value = "1s", value_parser = duration)]
-    warmup: Duration,
-    /// Ack to wait for, as for `write` [default: all]
-    #[arg(long, value_name = "all|quorum-written|1|none")]
-    acks: Option<AckLevel>,
-    /// Replicas of the created topic [default: the cluster's]
-    #[arg(long, value_name = "COUNT")]
-    replication_factor: Option<u32>,
-    /// Seed of payloads and retries
-    #[arg(long, default_value_t = 1)]
-    seed: u64,
-    /// Runtime threads of this process [default: one per core]
-    #[arg(long)]
-    threads: Option<usize>,
-    /// Write the result to this file as JSON; "-" prints JSON, not the table
-    #[arg(long, value_name = "FILE")]
-    pub(crate) json: Option<PathBuf>,
-    /// Write plots to this directory as SVG
-    #[arg(long, value_name = "DIR")]
-    pub(crate) plot: Option<PathBuf>,
+    #[command(flatten)]
+    rows: RowOptions,
 }
 
 /// Result of all rows.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct ConnectionsReport {
-    /// Name of the mode, by which tables and plots recognise the result.
-    mode: &'static str,
-    pub(crate) command: String,
     title: String,
     rows: Vec<ConnectionsRow>,
     notes: Vec<String>,
 }
 
 /// Result of one number of connections.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 struct ConnectionsRow {
     /// Connections that were asked for, and those that the nodes accepted.
     count: usize,
@@ -112,17 +80,14 @@ struct ConnectionsRow {
 
 /// Validated rows of a run.
 #[derive(Debug)]
-pub(crate) struct ConnectionsPlan {
+struct ConnectionsPlan {
     args: ConnectionsArgs,
     rows: Vec<BenchLoad>,
 }
 
 impl ConnectionsPlan {
     /// Validates the flags, and raises the limit of open files where that is allowed.
-    ///
-    /// # Errors
-    /// A flag is out of range, or this process may not open as many connections.
-    pub(crate) fn new(args: &ConnectionsArgs) -> Result<Self> {
+    fn new(args: &ConnectionsArgs) -> Result<Self> {
         ensure!((1..=100).contains(&args.active_percent), "--active-percent must be from 1 to 100");
         for count in &args.count {
             check_count("--count", *count)?;
@@ -134,28 +99,21 @@ impl ConnectionsPlan {
     }
 
     /// Returns the runtime threads of this process.
-    pub(crate) fn threads(&self) -> usize {
+    fn threads(&self) -> usize {
         self.rows[0].threads
     }
 }
 
 fn load(args: &ConnectionsArgs, count: usize) -> Result<BenchLoad> {
     let load = LoadArgs {
-        addr: args.addr.clone(),
-        tls: args.tls.clone(),
-        topic: format!("{TOPIC_PREFIX}-{}", std::process::id()),
+        topic: Some(format!("{TOPIC_PREFIX}-{}", std::process::id())),
         size: Some(args.size),
         batch_size: Some(1),
         clients: active(count, args.active_percent),
         connections: Some(count),
         in_flight: 1,
-        duration: Some(args.duration),
-        warmup: Some(args.warmup),
         rate: Some(args.rate),
-        acks: args.acks,
-        seed: args.seed,
-        threads: args.threads,
-        ..LoadArgs::default()
+        ..LoadArgs::of_row(&args.rows)
     };
     BenchLoad::new(LoadMode::Write, &load).with_context(|| format!("--count {count}"))
 }
@@ -180,20 +138,34 @@ fn allow_open_files(files: u64) -> Result<()> {
         .context("raise the limit of open files")
 }
 
-/// Runs all rows on a new topic, which is deleted afterwards.
+/// Runs the mode and returns its exit code.
 ///
 /// # Errors
-/// The cluster cannot be reached, or a row could not start.
-pub(crate) async fn run(plan: &ConnectionsPlan) -> Result<ConnectionsReport> {
+/// A flag is out of range, the cluster cannot be reached, a row could not start, or the result
+/// could not be written.
+pub(crate) fn command(args: &ConnectionsArgs) -> Result<u8> {
+    let plan = ConnectionsPlan::new(args).map_err(exit::usage)?;
+    runner::run(plan.threads(), &args.rows.output, run(&plan))
+}
+
+/// Runs all rows on a new topic, which is deleted afterwards.
+async fn run(plan: &ConnectionsPlan) -> Result<ConnectionsReport> {
     let ConnectionsPlan { args, rows } = plan;
     let admin = BenchTarget::admin(&rows[0]).await?;
     let topics = [rows[0].topic.as_str()];
-    target::create_topics(&admin, &topics, RETENTION, args.replication_factor).await?;
+    target::create_topics(&admin, &topics, RETENTION, args.rows.replication_factor).await?;
     let result = async {
         let mut done = Vec::with_capacity(rows.len());
         for (load, count) in rows.iter().zip(&args.count) {
             progress::step(&format!("{} connections", grouped(*count as f64)));
-            done.push(measure(load, *count).await?);
+            let row = measure(load, *count).await?;
+            // Without any request, the row says nothing of the connections.
+            if !interrupt::is_requested() || row.run.requests > 0 {
+                done.push(row);
+            }
+            if interrupt::is_requested() {
+                break;
+            }
         }
         anyhow::Ok(ConnectionsReport::new(args, done))
     }
@@ -246,6 +218,9 @@ async fn open_all(target: &BenchTarget, count: usize) -> Result<Failures> {
         anyhow::Ok(())
     };
     for number in 0..count {
+        if interrupt::is_requested() {
+            break;
+        }
         if opening.len() >= OPENING_MAX
             && let Some(opened) = opening.join_next().await
         {
@@ -288,11 +263,17 @@ impl ConnectionsReport {
                 run.server_version
             );
         }
-        Self { mode: "connections", command: String::new(), title, rows, notes }
+        Self { title, rows, notes }
+    }
+}
+
+impl ModeResult for ConnectionsReport {
+    fn mode(&self) -> &'static str {
+        "connections"
     }
 
-    /// Returns the exit code: lost records come first, then connections that were not opened.
-    pub(crate) fn exit_code(&self) -> u8 {
+    /// Lost records come first, then connections that were not opened.
+    fn exit_code(&self) -> u8 {
         let of_row = |row: &ConnectionsRow| match row {
             row if row.lost > 0 => exit::NOT_AS_ACKED,
             row if row.opened < row.count => exit::FAILED,

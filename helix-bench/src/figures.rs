@@ -9,6 +9,9 @@ use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
 use crate::chart::{ChartAxis, ChartSeries, ChartUnit, LineChart};
+#[cfg(feature = "png")]
+use crate::png::PngRenderer;
+use crate::progress;
 use crate::table::rows;
 
 /// Result with the name by which a chart tells it from others.
@@ -31,30 +34,43 @@ impl Figure {
     }
 }
 
-/// Modes whose results have plots.
-const PLOTTED: [&str; 8] =
-    ["pubsub", "connections", "sequencer", "write", "stream", "read", "latency", "e2e"];
-
 const PAYLOAD: ChartAxis =
     ChartAxis { label: "payload of a message", unit: ChartUnit::Bytes, is_log: true };
 const RECORD: ChartAxis = ChartAxis { label: "record value", unit: ChartUnit::Bytes, is_log: true };
 const CLIENTS: ChartAxis = ChartAxis { label: "clients", unit: ChartUnit::Count, is_log: true };
 const LATENCY: ChartAxis = ChartAxis { label: "ms", unit: ChartUnit::Count, is_log: true };
 
-/// Draws the results and writes each chart as SVG to the directory, which is created.
+/// Draws the results, and names the files that were written.
 ///
 /// # Errors
 /// A result has no plot, or a file cannot be written.
-pub(crate) fn write(results: &[NamedResult], dir: &Path) -> Result<Vec<String>> {
+pub(crate) fn draw(results: &[NamedResult], dir: &Path) -> Result<()> {
+    for path in write(results, dir)? {
+        progress::step(&format!("wrote {path}"));
+    }
+    Ok(())
+}
+
+/// Writes each chart as SVG, and as PNG with the feature `png`, to the directory, which is created.
+fn write(results: &[NamedResult], dir: &Path) -> Result<Vec<String>> {
     let figures = figures(results)?;
     let name = dir.display();
     #[expect(clippy::disallowed_methods, reason = "writes the plots that the user asked for")]
     fs::create_dir_all(dir).with_context(|| format!("create {name}"))?;
+    #[cfg(feature = "png")]
+    let renderer = PngRenderer::new()?;
     let mut names = Vec::with_capacity(figures.len());
-    for Figure { name, chart } in figures {
-        let path = dir.join(format!("{name}.svg"));
-        write_file(&path, &chart.svg())?;
+    let mut write = |name: String, content: &[u8]| {
+        let path = dir.join(name);
+        write_file(&path, content)?;
         names.push(path.display().to_string());
+        anyhow::Ok(())
+    };
+    for figure in figures {
+        let svg = figure.svg();
+        write(format!("{}.svg", figure.name), svg.as_bytes())?;
+        #[cfg(feature = "png")]
+        write(format!("{}.png", figure.name), &renderer.render(&svg)?)?;
     }
     Ok(names)
 }
@@ -63,15 +79,10 @@ pub(crate) fn write(results: &[NamedResult], dir: &Path) -> Result<Vec<String>> 
 ///
 /// # Errors
 /// The file cannot be written.
-pub(crate) fn write_file(path: &Path, text: &str) -> Result<()> {
+pub(crate) fn write_file(path: &Path, content: &[u8]) -> Result<()> {
     let file = OpenOptions::new().write(true).create(true).truncate(true).open(path);
-    file.and_then(|mut file| file.write_all(text.as_bytes()))
+    file.and_then(|mut file| file.write_all(content))
         .with_context(|| format!("write {}", path.display()))
-}
-
-/// Reports whether results of this mode have plots.
-pub(crate) fn has_plot(result: &Value) -> bool {
-    PLOTTED.contains(&mode_of(result))
 }
 
 fn mode_of(result: &Value) -> &str {
@@ -93,9 +104,13 @@ pub(crate) fn figures(results: &[NamedResult]) -> Result<Vec<Figure>> {
     for (mode, results) in by_mode {
         match mode {
             "pubsub" => figures.extend(pubsub(&results)),
-            "connections" => figures.push(connections(&results)),
+            "connections" => figures.extend(connections(&results)),
             "sequencer" => figures.extend(sequencer(&results)),
-            "write" | "stream" | "read" | "latency" | "e2e" => {
+            "limit" => figures.extend(limit(&results)),
+            "compare" => figures.extend(compare(&results)),
+            "group" => figures.extend(group(&results)),
+            "wal" => figures.extend(wal(&results)),
+            "write" | "stream" | "read" | "latency" | "e2e" | "perf" => {
                 figures.extend(loads(mode, &results))
             }
             mode => bail!("no plot for a result of mode {mode}"),
@@ -104,66 +119,196 @@ pub(crate) fn figures(results: &[NamedResult]) -> Result<Vec<Figure>> {
     Ok(figures)
 }
 
-fn pubsub(results: &[&NamedResult]) -> Vec<Figure> {
-    let chart = |name: &str, title: &str, y, measures: &[(&str, &str, f64)]| {
-        let mut series = Vec::new();
-        for (run, named) in results.iter().enumerate() {
-            for (measure, (label, pointer, factor)) in measures.iter().enumerate() {
-                let point = |row: &Value| {
-                    let value = row.pointer(pointer)?.as_f64()?;
-                    Some((row["payload_bytes"].as_f64()?, value * factor))
-                };
-                let points = sorted(rows_of(&named.result, "rows").filter_map(point).collect());
-                let name = series_name(label, &named.name, results.len());
-                series.push(ChartSeries { name, measure, run, points });
-            }
-        }
-        let chart = LineChart { title: title.to_owned(), x: PAYLOAD, y, series };
-        Figure { name: format!("pubsub-{name}"), chart }
-    };
-    vec![
-        chart(
-            "messages",
-            "Publish/subscribe: messages per second",
-            ChartAxis { label: "messages/s", unit: ChartUnit::Count, is_log: false },
-            &[("messages/s", "/messages_per_sec", 1.0)],
-        ),
-        chart(
-            "latency",
-            "Publish/subscribe: latency from intended send to delivery",
-            LATENCY,
-            &[
-                ("mean", "/run/latency_us/mean", 1e-3),
-                ("p50", "/run/latency_us/p50", 1e-3),
-                ("p99", "/run/latency_us/p99", 1e-3),
-            ],
-        ),
-        chart(
-            "bytes",
-            "Publish/subscribe: payload bytes per second",
-            ChartAxis { label: "MB/s", unit: ChartUnit::Count, is_log: false },
-            &[("MB/s", "/payload_bytes_per_sec", 1e-6)],
-        ),
-    ]
-}
+/// Measure of a chart: name, place in a row, and factor to the unit of the axis.
+type Measure = (&'static str, &'static str, f64);
 
-fn connections(results: &[&NamedResult]) -> Figure {
+/// Returns the lines of a chart over the rows of each result, one for each measure.
+///
+/// `x` is the place of a row's position; without it, the rows are numbered.
+fn lines(
+    results: &[&NamedResult],
+    rows: &str,
+    x: Option<&str>,
+    measures: &[Measure],
+) -> Vec<ChartSeries> {
     let mut series = Vec::new();
     for (run, named) in results.iter().enumerate() {
-        for (measure, label) in ["mean", "p50", "p99"].into_iter().enumerate() {
-            let point = |row: &Value| {
-                let us = row["run"]["latency_us"][label].as_f64()?;
-                Some((row["count"].as_f64()?, us * 1e-3))
+        for (measure, (label, place, factor)) in measures.iter().enumerate() {
+            let point = |(number, row): (usize, &Value)| {
+                let at = match x {
+                    Some(x) => row.pointer(x)?.as_f64()?,
+                    None => (number + 1) as f64,
+                };
+                Some((at, row.pointer(place)?.as_f64()? * factor))
             };
-            let points = sorted(rows_of(&named.result, "rows").filter_map(point).collect());
+            let numbered = rows_of(&named.result, rows).enumerate();
+            let points = sorted(numbered.filter_map(point).collect());
             let name = series_name(label, &named.name, results.len());
             series.push(ChartSeries { name, measure, run, points });
         }
     }
-    let title = "Connections: latency of a request".to_owned();
+    series
+}
+
+fn figure(name: &str, title: &str, x: ChartAxis, y: ChartAxis, series: Vec<ChartSeries>) -> Figure {
+    Figure { name: name.to_owned(), chart: LineChart { title: title.to_owned(), x, y, series } }
+}
+
+fn linear(label: &'static str) -> ChartAxis {
+    ChartAxis { label, unit: ChartUnit::Count, is_log: false }
+}
+
+const LATENCIES: [Measure; 3] = [
+    ("mean", "/run/latency_us/mean", 1e-3),
+    ("p50", "/run/latency_us/p50", 1e-3),
+    ("p99", "/run/latency_us/p99", 1e-3),
+];
+
+fn pubsub(results: &[&NamedResult]) -> Vec<Figure> {
+    let over = |measures| lines(results, "rows", Some("/payload_bytes"), measures);
+    let title = |what: &str| format!("Publish/subscribe: {what}");
+    vec![
+        figure(
+            "pubsub-messages",
+            &title("messages per second"),
+            PAYLOAD,
+            linear("messages/s"),
+            over(&[("messages/s", "/messages_per_sec", 1.0)]),
+        ),
+        figure(
+            "pubsub-latency",
+            &title("latency from intended send to delivery"),
+            PAYLOAD,
+            LATENCY,
+            over(&LATENCIES),
+        ),
+        figure(
+            "pubsub-bytes",
+            &title("payload bytes per second"),
+            PAYLOAD,
+            linear("MB/s"),
+            over(&[("MB/s", "/payload_bytes_per_sec", 1e-6)]),
+        ),
+    ]
+}
+
+fn connections(results: &[&NamedResult]) -> Vec<Figure> {
     let x = ChartAxis { label: "connections", unit: ChartUnit::Count, is_log: true };
-    let chart = LineChart { title, x, y: LATENCY, series };
-    Figure { name: "connections-latency".to_owned(), chart }
+    let series = lines(results, "rows", Some("/count"), &LATENCIES);
+    vec![figure("connections-latency", "Connections: latency of a request", x, LATENCY, series)]
+}
+
+fn limit(results: &[&NamedResult]) -> Vec<Figure> {
+    let asked = ChartAxis { label: "records/s asked for", unit: ChartUnit::Count, is_log: true };
+    let over = |measures| lines(results, "steps", Some("/rate"), measures);
+    vec![
+        figure(
+            "limit-latency",
+            "Limit: latency over the rate",
+            asked,
+            LATENCY,
+            over(&[
+                ("p50", "/run/latency_us/p50", 1e-3),
+                ("p99", "/run/latency_us/p99", 1e-3),
+                ("p99.9", "/run/latency_us/p999", 1e-3),
+            ]),
+        ),
+        figure(
+            "limit-throughput",
+            "Limit: records per second over the rate",
+            asked,
+            linear("records/s"),
+            over(&[("records/s", "/run/records_per_sec", 1.0)]),
+        ),
+    ]
+}
+
+fn compare(results: &[&NamedResult]) -> Vec<Figure> {
+    let over = |measures| lines(results, "runs", None, measures);
+    vec![
+        figure(
+            "compare-throughput",
+            "Comparison: records per second of each pair of runs",
+            linear("pair"),
+            linear("records/s"),
+            over(&[
+                ("ceiling", "/ceiling/records_per_sec", 1.0),
+                ("server", "/server/records_per_sec", 1.0),
+            ]),
+        ),
+        figure(
+            "compare-ratio",
+            "Comparison: throughput of the server over the ceiling",
+            linear("pair"),
+            linear("ratio"),
+            over(&[("ratio", "/throughput_ratio", 1.0)]),
+        ),
+    ]
+}
+
+/// Plots the values of each run over the median of the reference, one line for each measurement.
+fn group(results: &[&NamedResult]) -> Vec<Figure> {
+    let mut series = Vec::new();
+    for (run, named) in results.iter().enumerate() {
+        let with_reference = rows_of(&named.result, "rows").filter_map(|row| {
+            let reference = row["reference"].as_f64().filter(|reference| *reference > 0.0)?;
+            Some((row["name"].as_str()?, rows(&row["values"]), reference))
+        });
+        for (measure, (name, values, reference)) in with_reference.enumerate() {
+            let values = (1_u32..).zip(values.iter().filter_map(Value::as_f64));
+            let points = values.map(|(at, value)| (f64::from(at), value / reference)).collect();
+            let name = series_name(name, &named.name, results.len());
+            series.push(ChartSeries { name, measure, run, points });
+        }
+    }
+    let title = "Consumer groups: runs over the median of their reference";
+    vec![figure("group-ratio", title, linear("run"), linear("ratio"), series)]
+}
+
+/// Plots the log alone over the size of an append. Runs with the same storage form a line.
+fn wal(results: &[&NamedResult]) -> Vec<Figure> {
+    let mut storages: Vec<&str> =
+        results.iter().filter_map(|named| named.result["storage"].as_str()).collect();
+    storages.sort_unstable();
+    storages.dedup();
+    let over = |measures: &[Measure]| {
+        let mut series = Vec::new();
+        for (run, storage) in storages.iter().enumerate() {
+            for (measure, (label, place, factor)) in measures.iter().enumerate() {
+                let of_storage =
+                    results.iter().filter(|named| named.result["storage"] == **storage);
+                let point = |named: &&NamedResult| {
+                    let value = named.result.pointer(place)?.as_f64()?;
+                    Some((named.result["group_size"].as_f64()?, value * factor))
+                };
+                let points = sorted(of_storage.filter_map(point).collect());
+                let name = series_name(label, storage, storages.len());
+                series.push(ChartSeries { name, measure, run, points });
+            }
+        }
+        series
+    };
+    let x = ChartAxis { label: "append", unit: ChartUnit::Bytes, is_log: true };
+    vec![
+        figure(
+            "wal-throughput",
+            "The log alone: bytes per second",
+            x,
+            linear("MB/s"),
+            over(&[("MB/s", "/mb_per_sec", 1.0)]),
+        ),
+        figure(
+            "wal-latency",
+            "The log alone: latency of an append",
+            x,
+            LATENCY,
+            over(&[
+                ("p50", "/latency_us/p50", 1e-3),
+                ("p99", "/latency_us/p99", 1e-3),
+                ("max", "/latency_us/max", 1e-3),
+            ]),
+        ),
+    ]
 }
 
 fn sequencer(results: &[&NamedResult]) -> Vec<Figure> {
@@ -352,10 +497,47 @@ mod tests {
     }
 
     #[test]
+    fn every_mode_has_plots() {
+        let run = serde_json::json!({
+            "records_per_sec": 9.0, "latency_us": { "p50": 1.0, "p99": 2.0, "p999": 3.0 },
+        });
+        let results = [
+            serde_json::json!({ "mode": "limit", "steps": [{ "rate": 10.0, "run": run }] }),
+            serde_json::json!({
+                "mode": "compare",
+                "runs": [{ "throughput_ratio": 0.5, "ceiling": run, "server": run }],
+            }),
+            serde_json::json!({ "mode": "group", "rows": [
+                { "name": "commits", "values": [1.0, 3.0], "reference": 2.0 },
+                { "name": "memory", "values": [7.0], "reference": null },
+            ] }),
+            serde_json::json!({
+                "mode": "wal", "storage": "disk", "group_size": 1 << 20, "mb_per_sec": 500.0,
+                "latency_us": { "p50": 1.0, "p99": 2.0, "max": 3.0 },
+            }),
+        ];
+        let results: Vec<NamedResult> =
+            results.into_iter().map(|result| named("one", result)).collect();
+        let figures = figures(&results).unwrap();
+        for figure in &figures {
+            assert!(figure.chart.series.iter().all(|line| !line.points.is_empty()), "{figure:?}");
+        }
+        let of = |name: &str| {
+            let figure = figures.iter().find(|figure| figure.name == name);
+            figure.map(|figure| figure.chart.series[0].points.clone())
+        };
+        assert_eq!(of("limit-throughput"), Some(vec![(10.0, 9.0)]));
+        assert_eq!(of("compare-ratio"), Some(vec![(1.0, 0.5)]));
+        assert_eq!(of("group-ratio"), Some(vec![(1.0, 0.5), (2.0, 1.5)]));
+        assert_eq!(of("wal-throughput"), Some(vec![(1_048_576.0, 500.0)]));
+    }
+
+    #[test]
     fn plots_are_written_to_a_new_directory() {
         let dir = tempfile::tempdir().unwrap();
         let written = write(&[pubsub_result("one")], &dir.path().join("plots")).unwrap();
-        assert_eq!(written.len(), 3);
+        let pictures = if cfg!(feature = "png") { 6 } else { 3 };
+        assert_eq!(written.len(), pictures);
         assert!(written[0].ends_with("pubsub-messages.svg"));
         assert!(write(&[named("x", Value::Null)], dir.path()).is_err());
     }

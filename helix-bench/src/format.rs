@@ -37,6 +37,11 @@ pub(crate) fn bytes_text(bytes: usize) -> String {
     format!("{bytes} B")
 }
 
+/// Escapes text for HTML.
+pub(crate) fn escaped(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

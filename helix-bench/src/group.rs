@@ -12,22 +12,24 @@ mod reads;
 mod record_load;
 mod row;
 
-use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use clap::{Args, ValueEnum};
 use futures_util::{StreamExt, TryStreamExt, stream};
-use helix_client::{Client, Config, GroupConsumer, GroupEvent, NewTopic, TokenSource};
+use helix_client::contexts::ChosenCluster;
+use helix_client::{Client, GroupConsumer, GroupEvent, NewTopic};
 use helix_proto::log::v1::{ErrorReason, TopicConfig};
+use schemars::JsonSchema;
 use serde::Serialize;
 use tokio::time::{Instant, timeout};
 
-use crate::args::{bytes, duration};
 use crate::host::cores;
 use crate::load::check_count;
-use crate::progress;
-use crate::target;
+use crate::options::{OutputOptions, TargetOptions, bytes, duration};
+use crate::output::ModeResult;
+use crate::progress::{self, LiveLine};
+use crate::{exit, interrupt, runner, target};
 use row::GroupBenchRow;
 
 /// Prefix of created topics and groups, before the process id.
@@ -44,14 +46,8 @@ const CONCURRENT_GROUPS: usize = 32;
 /// Flags of `group`.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct GroupBenchArgs {
-    /// Node addresses
-    #[arg(
-        long,
-        value_name = "HOST:PORT,..",
-        value_delimiter = ',',
-        default_value = "127.0.0.1:9092"
-    )]
-    addr: Vec<String>,
+    #[command(flatten)]
+    cluster: TargetOptions,
     /// Measurements to make
     #[arg(long, value_enum, value_delimiter = ',', default_values_t = GroupPart::WITHOUT_OPERATOR)]
     parts: Vec<GroupPart>,
@@ -103,9 +99,8 @@ pub(crate) struct GroupBenchArgs {
     /// Runtime threads of this process [default: one per core]
     #[arg(long)]
     threads: Option<usize>,
-    /// Write the result to this file as JSON; "-" prints JSON, not the table
-    #[arg(long, value_name = "FILE")]
-    pub(crate) json: Option<PathBuf>,
+    #[command(flatten)]
+    output: OutputOptions,
 }
 
 /// A measurement of `group`.
@@ -133,11 +128,8 @@ impl GroupPart {
 }
 
 /// Result of all measurements.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct GroupBenchReport {
-    /// Name of the mode, by which tables recognise the result.
-    mode: &'static str,
-    pub(crate) command: String,
     title: String,
     storage: String,
     durability: String,
@@ -151,15 +143,13 @@ pub(crate) struct GroupBenchReport {
 #[derive(Debug)]
 pub(crate) struct GroupBenchPlan {
     args: GroupBenchArgs,
+    cluster: ChosenCluster,
     threads: usize,
 }
 
 impl GroupBenchPlan {
     /// Validates the flags.
-    ///
-    /// # Errors
-    /// A flag is out of range.
-    pub(crate) fn new(args: &GroupBenchArgs) -> Result<Self> {
+    fn new(args: &GroupBenchArgs) -> Result<Self> {
         for (flag, value) in [
             ("--runs", args.runs),
             ("--partitions", args.partitions as usize),
@@ -195,17 +185,11 @@ impl GroupBenchPlan {
         }
         let threads = args.threads.unwrap_or_else(cores);
         check_count("--threads", threads)?;
-        Ok(Self { args: args.clone(), threads })
-    }
-
-    /// Returns the runtime threads of this process.
-    pub(crate) fn threads(&self) -> usize {
-        self.threads
+        Ok(Self { args: args.clone(), cluster: args.cluster.choose()?, threads })
     }
 
     fn client(&self) -> Result<Client> {
-        let config = Config::new(self.args.addr.iter().cloned());
-        Ok(Client::new(Config { token: TokenSource::from_env()?, ..config })?)
+        Ok(Client::new(self.cluster.clone().config())?)
     }
 
     fn prefix(&self) -> String {
@@ -236,14 +220,21 @@ impl GroupBenchPlan {
     }
 }
 
-/// Makes the measurements on new topics, which are deleted afterwards.
+/// Runs the mode and returns its exit code.
 ///
 /// # Errors
-/// The cluster cannot be reached, a call failed, or a measurement could not finish.
-pub(crate) async fn run(plan: &GroupBenchPlan) -> Result<GroupBenchReport> {
+/// A flag is out of range, the cluster cannot be reached, a call failed, a measurement could not
+/// finish, or the result could not be written.
+pub(crate) fn command(args: &GroupBenchArgs) -> Result<u8> {
+    let plan = GroupBenchPlan::new(args).map_err(exit::usage)?;
+    runner::run(plan.threads, &args.output, run(&plan))
+}
+
+/// Makes the measurements on new topics, which are deleted afterwards.
+async fn run(plan: &GroupBenchPlan) -> Result<GroupBenchReport> {
     let client = plan.client()?;
     let status = client.admin().node_status(None).await;
-    let status = status.with_context(|| format!("connect to {}", plan.args.addr.join(",")))?;
+    let status = status.with_context(|| format!("connect to {}", plan.cluster.addr.join(",")))?;
     let node_count = client.admin().metadata(&[""]).await?.nodes.len();
     let rows = measure(plan).await;
     // The groups first, or the coordinator would have them forget the topics.
@@ -252,10 +243,11 @@ pub(crate) async fn run(plan: &GroupBenchPlan) -> Result<GroupBenchReport> {
     let topics: Vec<&str> = topics.iter().map(|topic| topic.name.as_str()).collect();
     target::delete_topics(&client, &topics).await;
     let rows = rows?;
-    deleted?;
+    // Groups of an interrupted part still have members, which the service removes.
+    if !interrupt::is_requested() {
+        deleted?;
+    }
     Ok(GroupBenchReport {
-        mode: "group",
-        command: String::new(),
         title: format!(
             "consumer groups: {node_count} nodes, topics of {} partitions; storage {}, server {}",
             plan.args.partitions, status.storage, status.version
@@ -273,20 +265,42 @@ pub(crate) async fn run(plan: &GroupBenchPlan) -> Result<GroupBenchReport> {
     })
 }
 
+impl ModeResult for GroupBenchReport {
+    fn mode(&self) -> &'static str {
+        "group"
+    }
+
+    fn exit_code(&self) -> u8 {
+        0
+    }
+}
+
 async fn measure(plan: &GroupBenchPlan) -> Result<Vec<GroupBenchRow>> {
     let mut rows = Vec::new();
     for part in &plan.args.parts {
         let name = format!("{part:?}").to_lowercase();
         progress::step(&format!("measuring {name}"));
-        let measured = match part {
-            GroupPart::Read => reads::measure(plan).await,
-            GroupPart::Commit => commits::measure(plan).await,
-            GroupPart::Handover => handover::measure(plan).await,
-            GroupPart::Heartbeat => idle::measure(plan).await,
-            GroupPart::Memory => memory::measure(plan).await,
-            GroupPart::Coordinator => operator::kill_coordinator(plan).await,
-            GroupPart::Restart => operator::restart(plan).await,
+        let shown = name.clone();
+        let line = LiveLine::show(move |elapsed| {
+            format!("measuring {shown}: {:.0} s", elapsed.as_secs_f64())
+        });
+        let part = async {
+            match part {
+                GroupPart::Read => reads::measure(plan).await,
+                GroupPart::Commit => commits::measure(plan).await,
+                GroupPart::Handover => handover::measure(plan).await,
+                GroupPart::Heartbeat => idle::measure(plan).await,
+                GroupPart::Memory => memory::measure(plan).await,
+                GroupPart::Coordinator => operator::kill_coordinator(plan).await,
+                GroupPart::Restart => operator::restart(plan).await,
+            }
         };
+        let measured = tokio::select! {
+            measured = part => measured,
+            // A part without all of its runs has no median.
+            () = interrupt::requested() => break,
+        };
+        drop(line);
         rows.extend(measured.with_context(|| format!("measure {name}"))?);
     }
     Ok(rows)

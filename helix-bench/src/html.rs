@@ -6,6 +6,7 @@ use anyhow::Result;
 use serde_json::Value;
 
 use crate::figures::{self, NamedResult};
+use crate::format::escaped;
 use crate::table;
 
 const STYLE: &str = "body{font:15px sans-serif;max-width:72em;margin:2em auto;padding:0 1em;\
@@ -13,8 +14,6 @@ const STYLE: &str = "body{font:15px sans-serif;max-width:72em;margin:2em auto;pa
     text-align:right;border-bottom:1px solid #ddd}code{background:#f3f3f3;padding:.1em .3em}\
     svg{max-width:100%;height:auto}";
 
-/// Places of the machine in results of all modes.
-const MACHINES: [&str; 3] = ["/machine", "/rows/0/run/machine", "/steps/0/run/machine"];
 /// Places of the server's version in results of all modes.
 const VERSIONS: [&str; 4] = [
     "/server_version",
@@ -23,25 +22,29 @@ const VERSIONS: [&str; 4] = [
     "/nodes/0/version",
 ];
 
-/// Returns the page. Results without plots are shown as tables only.
+/// Places of the durability in results of all modes.
+const DURABILITIES: [&str; 5] = [
+    "/durability",
+    "/rows/0/run/durability",
+    "/steps/0/run/durability",
+    "/server/durability",
+    "/throughput/0/durability",
+];
+
+/// Returns the page. `limits` are further results that tables compare with.
 ///
 /// # Errors
-/// A result has no table.
-pub(crate) fn page(results: &[NamedResult]) -> Result<String> {
+/// A result has no table or no plot.
+pub(crate) fn page(results: &[NamedResult], limits: &[Value]) -> Result<String> {
     let values: Vec<Value> = results.iter().map(|named| named.result.clone()).collect();
     let mut out = format!(
         "<!doctype html>\n<html lang=\"en\">\n<meta charset=\"utf-8\">\n\
          <title>Helix benchmarks</title>\n<style>{STYLE}</style>\n<h1>Helix benchmarks</h1>\n"
     );
-    for table in table::tables_of_all(&values)? {
+    for table in table::tables_of_all(&values, limits)? {
         out += &table.html();
     }
-    let plotted: Vec<NamedResult> = results
-        .iter()
-        .filter(|named| figures::has_plot(&named.result))
-        .map(|named| NamedResult { name: named.name.clone(), result: named.result.clone() })
-        .collect();
-    for figure in figures::figures(&plotted)? {
+    for figure in figures::figures(results)? {
         out += &figure.svg();
     }
     out += "<h2>Runs</h2>\n<ul>\n";
@@ -58,27 +61,24 @@ fn run(named: &NamedResult) -> String {
         let found = places.iter().find_map(|place| named.result.pointer(place));
         found.cloned().unwrap_or(Value::Null)
     };
-    let machine = find(&MACHINES);
+    let machine = &named.result["machine"];
     let text = |value: &Value| match value {
         Value::String(text) => escaped(text),
         Value::Null => "unknown".to_owned(),
         other => other.to_string(),
     };
     format!(
-        "{}: <code>{}</code>; server {}; {} cores, {} {}, kernel {}",
+        "{}: <code>{}</code>; server {}, durability {}; {} cores of {}, {} {}, kernel {}",
         escaped(&named.name),
         text(&named.result["command"]),
         text(&find(&VERSIONS)),
+        text(&find(&DURABILITIES)),
         text(&machine["cores"]),
+        text(&machine["cpu"]),
         text(&machine["os"]),
         text(&machine["arch"]),
         text(&machine["kernel"]),
     )
-}
-
-/// Escapes text for HTML.
-pub(crate) fn escaped(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }
 
 #[cfg(test)]
@@ -90,15 +90,18 @@ mod tests {
         let run = serde_json::json!({
             "command": "helix-bench write --clients 4 > x", "records_per_sec": 1000.0,
             "mb_per_sec": 1.0, "errors": 0, "node_count": 1, "storage": "memory",
-            "server_version": "0.1.0",
+            "server_version": "0.1.0", "durability": "quorum-written",
             "latency_us": { "p50": 100.0, "p99": 200.0, "p999": 300.0 },
             "load": { "mode": "write", "clients": 4, "size": 1024, "batch_size": 100 },
-            "machine": { "cores": 2, "os": "linux", "arch": "x86_64", "kernel": "6.1" },
+            "machine": {
+                "cores": 2, "cpu": "a CPU", "os": "linux", "arch": "x86_64", "kernel": "6.1",
+            },
         });
-        let page = page(&[NamedResult { name: "one".to_owned(), result: run }]).unwrap();
+        let page = page(&[NamedResult { name: "one".to_owned(), result: run }], &[]).unwrap();
         assert!(page.contains("<td>1 KiB x 100</td>"), "{page}");
         assert_eq!(page.matches("<svg ").count(), 2);
         assert!(page.contains("<code>helix-bench write --clients 4 &gt; x</code>; server 0.1.0"));
-        assert!(page.contains("2 cores, linux x86_64, kernel 6.1"));
+        assert!(page.contains("durability quorum-written; 2 cores of a CPU"));
+        assert!(page.contains("a CPU, linux x86_64, kernel 6.1"));
     }
 }

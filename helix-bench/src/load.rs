@@ -1,28 +1,186 @@
-//! Load specification: the validated result of a command's flags.
+//! Load: its flags and their validated result.
 //!
 //! `budget` hands out the sends and the command modules make them.
 
 use std::time::Duration;
 
 use anyhow::{Result, bail, ensure};
-use helix_client::TlsOptions;
+use clap::{Args, ValueEnum};
+use helix_client::Compression;
+use helix_client::contexts::ChosenCluster;
 use helix_proto::log::v1::Durability;
-use serde::Serialize;
+use schemars::JsonSchema;
+use serde::{Serialize, Serializer};
 
-use crate::args::{AckLevel, BatchCompression, LoadArgs, LoadMode, PayloadKind};
 use crate::budget::PhaseLimits;
+use crate::completion;
 use crate::host::cores;
+use crate::options::{AckLevel, OutputOptions, RowOptions, TargetOptions, bytes, duration};
+use crate::payload::PayloadKind;
 use crate::stamp::STAMP_BYTES;
 
+/// Kind of load.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum LoadMode {
+    Write,
+    Read,
+    Latency,
+    /// Same as `write --stream`.
+    Stream,
+    #[value(skip)]
+    E2e,
+}
+
+impl LoadMode {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Write => "write",
+            Self::Read => "read",
+            Self::Latency => "latency",
+            Self::Stream => "stream",
+            Self::E2e => "e2e",
+        }
+    }
+}
+
+/// Flags of a load. A flag that does not apply to the command is rejected.
+#[derive(Debug, Clone, Default, Args)]
+pub(crate) struct LoadArgs {
+    #[command(flatten)]
+    pub(crate) cluster: TargetOptions,
+    /// Topic [default: default, which a load that writes creates]
+    #[arg(long, add = completion::topics())]
+    pub(crate) topic: Option<String>,
+    /// Partition; -1 spreads over all partitions of the topic
+    #[arg(long, default_value_t = 0, allow_negative_numbers = true)]
+    pub(crate) partition: i64,
+    /// read: start offset [default: 0]; -N starts N records before the end
+    #[arg(long, allow_negative_numbers = true)]
+    pub(crate) offset: Option<i64>,
+    /// Records in the measured phase, over all clients [default: 100000; e2e: 10000; none with
+    /// --duration]
+    #[arg(long)]
+    pub(crate) records: Option<u64>,
+    /// latency: operations [default: 1000; none with --duration]
+    #[arg(long)]
+    pub(crate) ops: Option<u64>,
+    /// Length of the measured phase: "10s", "500ms", "2m". The phase ends at this or at the record
+    /// limit, whichever is reached first
+    #[arg(long, value_parser = duration)]
+    pub(crate) duration: Option<Duration>,
+    /// Length of the warm-up, which is not measured [default: 1s with --duration, otherwise a tenth
+    /// of the records, at most 10s]
+    #[arg(long, value_parser = duration)]
+    pub(crate) warmup: Option<Duration>,
+    /// Bytes of a record value [default: 1024]
+    #[arg(long, value_parser = bytes)]
+    pub(crate) size: Option<usize>,
+    /// Records per batch [default: 100; latency and e2e: 1]
+    #[arg(long)]
+    pub(crate) batch_size: Option<u32>,
+    /// Concurrent clients
+    #[arg(long, default_value_t = 1)]
+    pub(crate) clients: usize,
+    /// Connections per node, shared by the clients [default: one per client]
+    #[arg(long)]
+    pub(crate) connections: Option<usize>,
+    /// Requests in flight per client; with --stream, batches per stream
+    #[arg(long, default_value_t = 1)]
+    pub(crate) in_flight: usize,
+    /// write, e2e: use AppendStream, not Append; read: Subscribe, not Fetch
+    #[arg(long)]
+    pub(crate) stream: bool,
+    /// Open loop: records per second over all clients. Latency counts from the scheduled send time,
+    /// however late the send is
+    #[arg(long, value_name = "RECORDS_PER_SEC")]
+    pub(crate) rate: Option<f64>,
+    /// Ack to wait for: all = synced on a majority, quorum-written = in the logs of a majority, 1 =
+    /// in the leader's log, none = received [default: all]. After a write with less than all, the
+    /// partitions must have grown by the acked records
+    #[arg(long, value_name = "all|quorum-written|1|none")]
+    pub(crate) acks: Option<AckLevel>,
+    /// Contents of record values [default: random]
+    #[arg(long)]
+    pub(crate) payload: Option<PayloadKind>,
+    /// write, e2e: compression of the batches [default: none]
+    #[arg(long)]
+    pub(crate) compression: Option<BatchCompression>,
+    /// write: send without a producer identity. A batch with an unknown outcome is then not retried
+    #[arg(long)]
+    pub(crate) no_idempotence: bool,
+    /// write: stamp every record, read everything back and compare. read: check checksums and
+    /// offsets
+    #[arg(long)]
+    pub(crate) verify: bool,
+    /// e2e: subscribers; each receives every record [default: 1]
+    #[arg(long)]
+    pub(crate) subscribers: Option<usize>,
+    /// Create the topic first with this many partitions. An existing topic must have the same
+    /// number
+    #[arg(long, visible_alias = "partitions", value_name = "PARTITIONS")]
+    pub(crate) create_topic: Option<u32>,
+    /// Replicas of the created topic [default: the cluster's]
+    #[arg(long, requires = "create_topic", value_name = "COUNT")]
+    pub(crate) replication_factor: Option<u32>,
+    /// Seed of payloads and retries
+    #[arg(long, default_value_t = 1)]
+    pub(crate) seed: u64,
+    /// Runtime threads of this process [default: one per core; 1 with one request in flight]
+    #[arg(long)]
+    pub(crate) threads: Option<usize>,
+    #[command(flatten)]
+    pub(crate) output: OutputOptions,
+}
+
+impl LoadArgs {
+    /// Returns the flags of a load that is one row of a mode.
+    pub(crate) fn of_row(rows: &RowOptions) -> Self {
+        Self {
+            cluster: rows.cluster.clone(),
+            duration: Some(rows.duration),
+            warmup: Some(rows.warmup),
+            acks: rows.acks,
+            seed: rows.seed,
+            threads: rows.threads,
+            ..Self::default()
+        }
+    }
+}
+
+/// Compression of batches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum BatchCompression {
+    None,
+    Lz4,
+    Zstd,
+    Adaptive,
+}
+
+impl From<BatchCompression> for Compression {
+    fn from(compression: BatchCompression) -> Self {
+        match compression {
+            BatchCompression::None => Self::None,
+            BatchCompression::Lz4 => Self::Lz4,
+            BatchCompression::Zstd => Self::Zstd,
+            BatchCompression::Adaptive => Self::Adaptive,
+        }
+    }
+}
+
 /// Complete description of a run.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, JsonSchema)]
 pub(crate) struct BenchLoad {
     pub(crate) mode: LoadMode,
-    pub(crate) addr: Vec<String>,
-    /// Not shown in results: files of this machine.
-    #[serde(skip)]
-    pub(crate) tls: Option<TlsOptions>,
+    /// Only the addresses are shown in results.
+    #[serde(rename = "addr", serialize_with = "addresses")]
+    #[schemars(with = "Vec<String>")]
+    pub(crate) cluster: ChosenCluster,
     pub(crate) topic: String,
+    /// Creates a missing topic, because no option names one.
+    #[serde(skip)]
+    pub(crate) creates_default_topic: bool,
     /// `None` selects all partitions of the topic.
     pub(crate) partition: Option<u32>,
     /// Negative values count records back from the end.
@@ -50,6 +208,13 @@ pub(crate) struct BenchLoad {
     pub(crate) run: PhaseLimits,
 }
 
+fn addresses<S: Serializer>(
+    cluster: &ChosenCluster,
+    out: S,
+) -> std::result::Result<S::Ok, S::Error> {
+    cluster.addr.serialize(out)
+}
+
 /// Warm-up of a run that is bounded by time.
 const WARMUP_DEFAULT: Duration = Duration::from_secs(1);
 /// Divisor for the warm-up's records in a run that is bounded by records.
@@ -59,8 +224,8 @@ const WARMUP_MAX: Duration = Duration::from_secs(10);
 /// Fewest warm-up batches per request in flight; the first ones look up the leaders.
 const WARMUP_ROUNDS: u64 = 5;
 
-/// Address used when none is given.
-const ADDR_DEFAULT: &str = "127.0.0.1:9092";
+/// Topic of a load that names none.
+const DEFAULT_TOPIC: &str = "default";
 
 /// Highest value of the flags for clients, connections and requests in flight.
 pub(crate) const COUNT_MAX: usize = 65_536;
@@ -99,12 +264,9 @@ impl BenchLoad {
         let subscribers = if mode == LoadMode::E2e { args.subscribers.unwrap_or(1) } else { 0 };
         let load = Self {
             mode,
-            addr: match args.addr.as_slice() {
-                [] => vec![ADDR_DEFAULT.to_owned()],
-                addr => addr.to_vec(),
-            },
-            tls: args.tls.options(),
-            topic: args.topic.clone(),
+            cluster: args.cluster.choose()?,
+            topic: args.topic.clone().unwrap_or_else(|| DEFAULT_TOPIC.to_owned()),
+            creates_default_topic: args.topic.is_none() && mode != LoadMode::Read,
             partition,
             offset: args.offset.unwrap_or(0),
             size: args.size.unwrap_or(1024),
@@ -129,6 +291,15 @@ impl BenchLoad {
         };
         load.check()?;
         Ok(load)
+    }
+
+    /// Builds a load whose flags must suit the ceiling, too.
+    ///
+    /// # Errors
+    /// As [`Self::new`], or the ceiling cannot do what a flag demands.
+    pub(crate) fn with_ceiling(mode: LoadMode, args: &LoadArgs) -> Result<Self> {
+        ensure!(!args.verify, "--verify is not valid here: the ceiling stores nothing");
+        Self::new(mode, args)
     }
 
     fn check(&self) -> Result<()> {
@@ -268,7 +439,8 @@ mod tests {
     use super::*;
 
     fn args() -> LoadArgs {
-        LoadArgs { clients: 1, in_flight: 1, ..LoadArgs::default() }
+        let cluster = TargetOptions::of_node("n1:1");
+        LoadArgs { cluster, clients: 1, in_flight: 1, ..LoadArgs::default() }
     }
 
     #[test]

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use hdrhistogram::Histogram;
 use helix_proto::log::v1::Durability;
+use schemars::JsonSchema;
 use serde::Serialize;
 
 /// Highest recorded time in nanoseconds: two minutes, above every deadline.
@@ -70,7 +71,7 @@ impl LatencyHistogram {
 }
 
 /// Times at and below a percentile.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, JsonSchema)]
 pub(crate) struct PercentileStep {
     pub(crate) percent: f64,
     /// Mean of the lowest times up to this percentile.
@@ -80,7 +81,7 @@ pub(crate) struct PercentileStep {
 }
 
 /// Percentiles of a distribution, in microseconds.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, JsonSchema)]
 pub(crate) struct Percentiles {
     pub(crate) p50: f64,
     pub(crate) p90: f64,

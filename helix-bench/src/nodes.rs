@@ -5,6 +5,7 @@
 use std::time::Duration;
 
 use helix_proto::log::v1::GetNodeStatusResponse;
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::meter::LoadMeter;
@@ -14,7 +15,7 @@ use crate::target::{NodeObservation, Observation};
 const UPTIME_LAG_MAX: Duration = Duration::from_secs(1);
 
 /// CPU use during the measured phase.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, JsonSchema)]
 pub(crate) struct CpuUsage {
     /// Average number of cores that this process kept busy.
     pub(crate) client_cores: f64,
@@ -26,7 +27,7 @@ pub(crate) struct CpuUsage {
 }
 
 /// Status of one node after the run, and its use of resources.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, JsonSchema)]
 pub(crate) struct NodeUsage {
     pub(crate) address: String,
     pub(crate) version: String,

@@ -18,20 +18,17 @@ use clap::Args;
 use futures_util::{StreamExt, TryStreamExt, stream};
 use helix_client::{Client, NewTopic, ProducerOptions};
 use helix_proto::log::v1::TopicConfig;
-use serde::{Serialize, Serializer};
 use serde_json::Value;
-use tokio::runtime::Runtime;
 
-use crate::args::{AckLevel, BatchCompression, LoadArgs, LoadMode, TlsFilesArgs, bytes, duration};
-use crate::exit;
 use crate::format::{bytes_text, grouped, replication_text};
-use crate::group;
 use crate::host::cores;
 use crate::interval_meter::LongHistogram;
-use crate::load::{BenchLoad, check_count};
+use crate::load::{BatchCompression, BenchLoad, LoadArgs, LoadMode, check_count};
 use crate::messages::MessagePool;
-use crate::output::ReportOutput;
+use crate::options::{AckLevel, OutputOptions, TargetOptions, bytes, duration};
+use crate::output::{self, ReportOutput};
 use crate::target::{self, BenchTarget};
+use crate::{exit, group, interrupt, runner};
 use run::{OmbOutcome, OmbRun};
 use workload::{OmbPayload, OmbWorkload};
 
@@ -54,11 +51,8 @@ pub(crate) struct OmbArgs {
     /// Workload file of the OpenMessaging Benchmark
     #[arg(value_name = "WORKLOAD.yaml")]
     workload: PathBuf,
-    /// Node addresses [default: 127.0.0.1:9092]
-    #[arg(long, value_name = "HOST:PORT,..", value_delimiter = ',')]
-    addr: Vec<String>,
     #[command(flatten)]
-    tls: TlsFilesArgs,
+    cluster: TargetOptions,
     /// Name of the system in the result, which charts show [default: version, nodes, storage and
     /// acks]
     #[arg(long, value_name = "NAME")]
@@ -115,16 +109,16 @@ struct OmbPlan {
     replication_factor: Option<u32>,
 }
 
-/// Runs the command, and returns its exit code.
+/// Runs the mode and returns its exit code.
 ///
 /// # Errors
 /// The workload is not valid, the cluster cannot be reached, or the run could not finish.
-pub(crate) fn execute(args: &OmbArgs, runtime: fn(usize) -> Result<Runtime>) -> Result<u8> {
+pub(crate) fn command(args: &OmbArgs) -> Result<u8> {
     let plan = OmbPlan::new(args).map_err(exit::usage)?;
-    let output = ReportOutput::open(args.json.as_deref())?;
-    let report = runtime(plan.load.threads)?.block_on(run(&plan))?;
-    output.deliver(&report, || report.text())?;
-    Ok(report.exit_code())
+    let output = ReportOutput::open(&OutputOptions { json: args.json.clone(), plot: None })?;
+    let report = runner::runtime(plan.load.threads)?.block_on(run(&plan))?;
+    output.write(&report.json, &report.text())?;
+    Ok(output::exit_code(report.exit_code(), interrupt::is_requested()))
 }
 
 impl OmbPlan {
@@ -146,9 +140,8 @@ impl OmbPlan {
         let connections = args.connections.unwrap_or(clients.min(CONNECTIONS_DEFAULT_MAX));
         check_count("--connections", connections)?;
         let load = LoadArgs {
-            addr: args.addr.clone(),
-            tls: args.tls.clone(),
-            topic: topic_name(0),
+            cluster: args.cluster.clone(),
+            topic: Some(topic_name(0)),
             partition: -1,
             size: Some(workload.message_size),
             batch_size: Some(1),
@@ -241,7 +234,7 @@ async fn measure(plan: &OmbPlan, admin: &Client, topics: &[String]) -> Result<Om
     create_topics(plan, admin, topics).await?;
     let system = describe_system(plan, admin).await?;
     let clients: Vec<Client> = (0..plan.load.connections)
-        .map(|_| Ok(Client::new(target::config(&plan.load)?)?))
+        .map(|_| Ok(Client::new(target::config(&plan.load))?))
         .collect::<Result<_>>()?;
     let outcome = OmbRun::start(plan, &clients, topics).measure().await?;
     Ok(OmbReport::new(plan, system, outcome))
@@ -287,12 +280,6 @@ struct OmbReport {
     outcome: OmbOutcome,
     message_size: usize,
     notes: Vec<String>,
-}
-
-impl Serialize for OmbReport {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        self.json.serialize(serializer)
-    }
 }
 
 impl OmbReport {
@@ -386,6 +373,9 @@ impl OmbReport {
         for note in &self.notes {
             text += &format!("note: {note}\n");
         }
+        if interrupt::is_requested() {
+            text += "note: interrupted: this is what was measured until then\n";
+        }
         text
     }
 }
@@ -470,7 +460,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let (workload, payload) = (dir.path().join("a/w.yaml"), dir.path().join("payload.data"));
         assert_eq!(payload_path(Path::new("payload.data"), &workload), Path::new("payload.data"));
-        crate::figures::write_file(&payload, "12345").unwrap();
+        crate::figures::write_file(&payload, b"12345").unwrap();
         assert_eq!(payload_path(Path::new("payload.data"), &workload), payload);
     }
 

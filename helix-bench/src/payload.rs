@@ -5,12 +5,13 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
+use clap::ValueEnum;
 use helix_proto::batch;
 use helix_proto::log::v1::{EncodedBatch, Record};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
-
-use crate::args::PayloadKind;
+use schemars::JsonSchema;
+use serde::Serialize;
 
 /// Bytes of prebuilt batches per lane, more than fits into the CPU caches.
 const LANE_BYTES: usize = 4 << 20;
@@ -26,6 +27,15 @@ const WORDS: [&str; 16] = [
     "append", "batch", "commit", "durable", "epoch", "frame", "group", "index", "leader", "log",
     "offset", "quorum", "record", "segment", "shard", "sync",
 ];
+
+/// Contents of record values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum PayloadKind {
+    Random,
+    Text,
+    Zero,
+}
 
 /// Batches that are returned in turn. Lanes share them, with different first batches.
 #[derive(Debug)]

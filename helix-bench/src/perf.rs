@@ -10,22 +10,22 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use clap::{Args, ValueEnum};
 use helix_client::ProducerOptions;
+use schemars::JsonSchema;
 use serde::Serialize;
-use tokio::runtime::Runtime;
+use serde_json::Value;
 use tokio::time::{Instant, interval_at};
 
-use crate::args::{AckLevel, BatchCompression, LoadArgs, LoadMode, TlsFilesArgs, bytes, duration};
 use crate::budget::{PhaseLimits, SendBudget};
-use crate::exit;
-use crate::host::{HostInfo, cores};
+use crate::host::cores;
 use crate::interval_meter::{IntervalMeter, SharedMeter};
-use crate::load::BenchLoad;
+use crate::load::{BatchCompression, BenchLoad, LoadArgs, LoadMode};
 use crate::messages::{KeyDistribution, MESSAGE_BYTES_MAX, MessagePool, POOL_BYTES_MAX};
 use crate::meter::{Failures, Percentiles};
-use crate::output::{self, ReportOutput};
-use crate::progress;
+use crate::options::{AckLevel, OutputOptions, TargetOptions, bytes, duration, parse_address};
+use crate::output::{self, ModeResult};
 use crate::single_sends::SingleSender;
 use crate::target::BenchTarget;
+use crate::{exit, progress, runner};
 
 /// Most distinct values of `--record-size`.
 const VALUES_MAX: usize = 1024;
@@ -43,6 +43,7 @@ const PROPERTIES: [&str; 6] =
 
 /// Flags of `perf`.
 #[derive(Debug, Clone, Args)]
+#[command(mut_arg("addr", |addr| addr.visible_alias("bootstrap-server")))]
 pub(crate) struct PerfArgs {
     /// Topic to send to
     #[arg(long)]
@@ -95,16 +96,8 @@ pub(crate) struct PerfArgs {
     /// Milliseconds between two lines
     #[arg(long, default_value_t = 5000, value_name = "MS")]
     reporting_interval: u64,
-    /// Node addresses [default: 127.0.0.1:9092]
-    #[arg(
-        long,
-        visible_alias = "bootstrap-server",
-        value_name = "HOST:PORT,..",
-        value_delimiter = ','
-    )]
-    addr: Vec<String>,
     #[command(flatten)]
-    tls: TlsFilesArgs,
+    cluster: TargetOptions,
     /// Create the topic first with this many partitions. An existing topic must have the same
     /// number
     #[arg(long, value_name = "PARTITIONS")]
@@ -118,9 +111,8 @@ pub(crate) struct PerfArgs {
     /// Runtime threads of this process [default: one per core]
     #[arg(long)]
     threads: Option<usize>,
-    /// Write the result to this file as JSON; "-" prints JSON, not the lines
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
+    #[command(flatten)]
+    output: OutputOptions,
 }
 
 impl PerfArgs {
@@ -146,8 +138,9 @@ impl PerfArgs {
                     args.batch_size.replace(size).is_none()
                 }
                 "bootstrap.servers" => {
-                    let servers = value.split(',').map(str::to_owned).collect();
-                    std::mem::replace(&mut args.addr, servers).is_empty()
+                    let servers: Result<_, _> = value.split(',').map(parse_address).collect();
+                    let servers = servers.map_err(anyhow::Error::msg).with_context(wrong)?;
+                    std::mem::replace(&mut args.cluster.addr, servers).is_empty()
                 }
                 "buffer.memory" => {
                     let size = bytes(value).map_err(anyhow::Error::msg).with_context(wrong)?;
@@ -230,9 +223,8 @@ impl PerfPlan {
             }
         };
         let load = LoadArgs {
-            addr: args.addr,
-            tls: args.tls,
-            topic: args.topic,
+            cluster: args.cluster,
+            topic: Some(args.topic),
             partition: -1,
             records: Some(args.num_records),
             size: args.record_size,
@@ -264,21 +256,18 @@ impl PerfPlan {
             pool,
             options,
             reporting_interval,
-            is_json_printed: args.json.as_deref() == Some(Path::new("-")),
+            is_json_printed: args.output.json.as_deref() == Some(Path::new("-")),
         })
     }
 }
 
-/// Runs the command, and returns its exit code.
+/// Runs the mode and returns its exit code.
 ///
 /// # Errors
 /// A flag is not valid, the topic cannot be reached, or the result cannot be written.
-pub(crate) fn execute(args: &PerfArgs, runtime: fn(usize) -> Result<Runtime>) -> Result<u8> {
+pub(crate) fn command(args: &PerfArgs) -> Result<u8> {
     let plan = PerfPlan::new(args).map_err(exit::usage)?;
-    let output = ReportOutput::open(args.json.as_deref())?;
-    let report = runtime(plan.load.threads)?.block_on(run(&plan))?;
-    output.deliver(&report, || report.text())?;
-    Ok(report.exit_code())
+    runner::run(plan.load.threads, &args.output, run(&plan))
 }
 
 /// Sends the records, and prints a line after each interval.
@@ -340,10 +329,8 @@ async fn run(plan: &PerfPlan) -> Result<PerfReport> {
 }
 
 /// Result of the test.
-#[derive(Debug, Serialize)]
-struct PerfReport {
-    /// Name of the mode, by which tables and plots recognise the result.
-    mode: &'static str,
+#[derive(Debug, Serialize, JsonSchema)]
+pub(crate) struct PerfReport {
     /// Acked records, and the bytes of their values.
     records: u64,
     bytes: u64,
@@ -364,7 +351,6 @@ struct PerfReport {
     server_version: String,
     node_count: usize,
     replication: u32,
-    machine: HostInfo,
     load: BenchLoad,
     #[serde(skip)]
     line: String,
@@ -374,7 +360,6 @@ impl PerfReport {
     fn new(plan: &PerfPlan, total: &IntervalMeter, elapsed: Duration, failures: &Failures) -> Self {
         let (records_per_sec, mib_per_sec) = rates(total, elapsed);
         Self {
-            mode: "perf",
             records: total.acked,
             bytes: total.acked_bytes,
             seconds: elapsed.as_secs_f64(),
@@ -391,7 +376,6 @@ impl PerfReport {
             server_version: String::new(),
             node_count: 0,
             replication: 0,
-            machine: HostInfo::here(),
             load: plan.load.clone(),
             line: total_line(total, elapsed),
         }
@@ -426,13 +410,19 @@ impl PerfReport {
         }
         notes
     }
+}
 
-    fn text(&self) -> String {
-        self.line.clone()
+impl ModeResult for PerfReport {
+    fn mode(&self) -> &'static str {
+        "perf"
     }
 
     fn exit_code(&self) -> u8 {
         if self.records == 0 { exit::FAILED } else { 0 }
+    }
+
+    fn text(&self, _: &Value) -> Result<String> {
+        Ok(self.line.clone())
     }
 }
 
@@ -499,7 +489,7 @@ mod tests {
                      batch.size=16384 linger.ms=5 compression.type=lz4 buffer.memory=67108864";
         let plan = plan(&flags.split_whitespace().collect::<Vec<_>>()).unwrap();
         assert_eq!((plan.records, plan.throughput), (10, Some(5000.0)));
-        assert_eq!(plan.load.addr, ["n1:9092", "n2:9092"]);
+        assert_eq!(plan.load.cluster.addr, ["n1:9092", "n2:9092"]);
         let ProducerOptions { durability, batch_bytes, linger, buffer_bytes, compression, .. } =
             plan.options;
         assert_eq!((durability, batch_bytes), (Durability::LeaderWritten, 16384));

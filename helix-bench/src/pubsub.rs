@@ -4,22 +4,21 @@
 //! delivered to each of them; lost and doubled messages end the run with code 11.
 
 use std::fmt::Write as _;
-use std::path::PathBuf;
-use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
+use schemars::JsonSchema;
 use serde::Serialize;
 
-use crate::args::{AckLevel, LoadArgs, LoadMode, TlsFilesArgs, bytes, duration};
 use crate::delivery::PublishedTopic;
 use crate::e2e::{self, MeasuredDelivery};
-use crate::exit;
 use crate::format::{bytes_text, replication_text};
-use crate::load::{BenchLoad, check_count};
-use crate::progress;
+use crate::load::{BenchLoad, LoadArgs, LoadMode, check_count};
+use crate::options::{RowOptions, bytes};
+use crate::output::ModeResult;
 use crate::report::BenchReport;
 use crate::target::{self, BenchTarget};
+use crate::{exit, interrupt, progress, runner};
 
 /// Name of the created topics, before the process id.
 const TOPIC_PREFIX: &str = "bench-pubsub";
@@ -27,11 +26,6 @@ const TOPIC_PREFIX: &str = "bench-pubsub";
 /// Flags of `pubsub`.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct PubsubArgs {
-    /// Node addresses [default: 127.0.0.1:9092]
-    #[arg(long, value_name = "HOST:PORT,..", value_delimiter = ',')]
-    addr: Vec<String>,
-    #[command(flatten)]
-    tls: TlsFilesArgs,
     /// Topics of one partition, created for the run and deleted after it
     #[arg(long, default_value_t = 1)]
     topics: usize,
@@ -45,12 +39,6 @@ pub(crate) struct PubsubArgs {
     #[arg(long, value_delimiter = ',', value_parser = bytes,
         default_value = "256B,512B,1KiB,4KiB,8KiB,16KiB,32KiB,64KiB,128KiB")]
     payload: Vec<usize>,
-    /// Length of the measured phase of a row
-    #[arg(long, default_value = "10s", value_parser = duration)]
-    duration: Duration,
-    /// Length of the warm-up of a row, which is not measured
-    #[arg(long, default_value = "1s", value_parser = duration)]
-    warmup: Duration,
     /// Open loop: messages per second over all producers. Latency counts from the scheduled send
     /// time, however late the send is
     #[arg(long, value_name = "MESSAGES_PER_SEC")]
@@ -64,35 +52,16 @@ pub(crate) struct PubsubArgs {
     /// Batches in flight per producer
     #[arg(long, default_value_t = 4)]
     in_flight: usize,
-    /// Ack to wait for, as for `write` [default: all]
-    #[arg(long, value_name = "all|quorum-written|1|none")]
-    acks: Option<AckLevel>,
     /// Bytes that a topic keeps; more must fit into what the slowest subscriber lags behind
     #[arg(long, default_value = "512MiB", value_parser = bytes)]
     retention: usize,
-    /// Replicas of the created topics [default: the cluster's]
-    #[arg(long, value_name = "COUNT")]
-    replication_factor: Option<u32>,
-    /// Seed of payloads and retries
-    #[arg(long, default_value_t = 1)]
-    seed: u64,
-    /// Runtime threads of this process [default: one per core]
-    #[arg(long)]
-    threads: Option<usize>,
-    /// Write the result to this file as JSON; "-" prints JSON, not the table
-    #[arg(long, value_name = "FILE")]
-    pub(crate) json: Option<PathBuf>,
-    /// Write plots to this directory as SVG
-    #[arg(long, value_name = "DIR")]
-    pub(crate) plot: Option<PathBuf>,
+    #[command(flatten)]
+    rows: RowOptions,
 }
 
 /// Result of all payload sizes.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct PubsubReport {
-    /// Name of the mode, by which tables and plots recognise the result.
-    mode: &'static str,
-    pub(crate) command: String,
     title: String,
     producers: usize,
     consumers: usize,
@@ -102,7 +71,7 @@ pub(crate) struct PubsubReport {
 }
 
 /// Result of one payload size. Latencies are from the intended send.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 struct PubsubRow {
     payload_bytes: usize,
     /// Messages that were acked and delivered to each subscriber of their topic, per second up to
@@ -121,7 +90,7 @@ struct PubsubRow {
 
 /// Validated rows of a run.
 #[derive(Debug)]
-pub(crate) struct PubsubPlan {
+struct PubsubPlan {
     args: PubsubArgs,
     /// For each payload size: the load of all producers, and that of each topic.
     rows: Vec<(BenchLoad, Vec<BenchLoad>)>,
@@ -129,10 +98,7 @@ pub(crate) struct PubsubPlan {
 
 impl PubsubPlan {
     /// Validates the flags.
-    ///
-    /// # Errors
-    /// A flag is out of range.
-    pub(crate) fn new(args: &PubsubArgs) -> Result<Self> {
+    fn new(args: &PubsubArgs) -> Result<Self> {
         check_count("--topics", args.topics)?;
         check_count("--producers", args.producers)?;
         check_count("--consumers", args.consumers)?;
@@ -162,7 +128,7 @@ impl PubsubPlan {
     }
 
     /// Returns the runtime threads of this process.
-    pub(crate) fn threads(&self) -> usize {
+    fn threads(&self) -> usize {
         self.rows[0].0.threads
     }
 }
@@ -176,9 +142,7 @@ fn load_args(
 ) -> LoadArgs {
     let fitting = u32::try_from(args.batch_bytes / payload.max(1)).unwrap_or(u32::MAX);
     LoadArgs {
-        addr: args.addr.clone(),
-        tls: args.tls.clone(),
-        topic,
+        topic: Some(topic),
         partition: -1,
         size: Some(payload),
         batch_size: Some(args.batch_size.unwrap_or(fitting.max(1))),
@@ -186,29 +150,34 @@ fn load_args(
         subscribers: Some(subscribers),
         in_flight: args.in_flight,
         stream: true,
-        duration: Some(args.duration),
-        warmup: Some(args.warmup),
         rate: args.rate,
-        acks: args.acks,
-        seed: args.seed,
-        threads: args.threads,
-        ..LoadArgs::default()
+        ..LoadArgs::of_row(&args.rows)
     }
 }
 
-/// Runs all rows on new topics, which are deleted afterwards.
+/// Runs the mode and returns its exit code.
 ///
 /// # Errors
-/// The cluster cannot be reached, or a row could not start.
-pub(crate) async fn run(plan: &PubsubPlan) -> Result<PubsubReport> {
+/// A flag is out of range, the cluster cannot be reached, a row could not start, or the result
+/// could not be written.
+pub(crate) fn command(args: &PubsubArgs) -> Result<u8> {
+    let plan = PubsubPlan::new(args).map_err(exit::usage)?;
+    runner::run(plan.threads(), &args.rows.output, run(&plan))
+}
+
+/// Runs all rows on new topics, which are deleted afterwards.
+async fn run(plan: &PubsubPlan) -> Result<PubsubReport> {
     let PubsubPlan { args, rows } = plan;
     let (_, topics) = &rows[0];
     let admin = BenchTarget::admin(&topics[0]).await?;
     let names: Vec<&str> = topics.iter().map(|load| load.topic.as_str()).collect();
     let result = async {
-        target::create_topics(&admin, &names, args.retention, args.replication_factor).await?;
+        target::create_topics(&admin, &names, args.retention, args.rows.replication_factor).await?;
         let mut done = Vec::with_capacity(rows.len());
         for (number, row) in rows.iter().enumerate() {
+            if interrupt::is_requested() {
+                break;
+            }
             let payload = bytes_text(args.payload[number]);
             progress::step(&format!("payload {payload}, {} of {}", number + 1, rows.len()));
             done.push(measure(row, args.payload[number]).await?);
@@ -281,20 +250,17 @@ impl PubsubReport {
                 run.server_version,
             );
         }
-        Self {
-            mode: "pubsub",
-            command: String::new(),
-            title,
-            producers: *producers,
-            consumers: *consumers,
-            topics: *topics,
-            rows,
-            notes,
-        }
+        Self { title, producers: *producers, consumers: *consumers, topics: *topics, rows, notes }
+    }
+}
+
+impl ModeResult for PubsubReport {
+    fn mode(&self) -> &'static str {
+        "pubsub"
     }
 
-    /// Returns the exit code: lost and doubled messages come first.
-    pub(crate) fn exit_code(&self) -> u8 {
+    /// Lost and doubled messages come first.
+    fn exit_code(&self) -> u8 {
         let of_row = |row: &PubsubRow| row_code(row.lost, row.doubled, row.run.exit_code());
         self.rows.iter().map(of_row).max().unwrap_or(exit::FAILED)
     }
@@ -306,16 +272,19 @@ fn row_code(lost: u64, doubled: u64, run: u8) -> u8 {
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser;
+
     use super::*;
-    use crate::args::{BenchCli, BenchCommand};
+
+    #[derive(Parser)]
+    struct Flags {
+        #[command(flatten)]
+        args: PubsubArgs,
+    }
 
     fn plan(flags: &[&str]) -> Result<PubsubPlan> {
-        use clap::Parser;
-        let line = ["helix-bench", "pubsub"].iter().chain(flags).copied();
-        let BenchCommand::Pubsub(args) = BenchCli::try_parse_from(line)?.command else {
-            panic!("not pubsub")
-        };
-        PubsubPlan::new(&args)
+        let line = ["pubsub"].iter().chain(flags);
+        PubsubPlan::new(&Flags::try_parse_from(line)?.args)
     }
 
     #[test]

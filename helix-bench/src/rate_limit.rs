@@ -4,14 +4,15 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use clap::{Args, ValueEnum};
+use schemars::JsonSchema;
 use serde::Serialize;
 
-use crate::args::{LoadArgs, LoadMode, duration};
-use crate::exit;
 use crate::format::grouped;
-use crate::load::BenchLoad;
-use crate::progress;
+use crate::load::{BenchLoad, LoadArgs, LoadMode};
+use crate::options::duration;
+use crate::output::ModeResult;
 use crate::report::BenchReport;
+use crate::{exit, interrupt, progress, runner, single};
 
 /// The search ends when the bounds are this close.
 const PRECISION: f64 = 1.05;
@@ -35,7 +36,7 @@ pub(crate) struct RateLimitArgs {
     #[arg(long, default_value_t = 1000.0, value_name = "RECORDS_PER_SEC")]
     start: f64,
     #[command(flatten)]
-    pub(crate) load: LoadArgs,
+    load: LoadArgs,
 }
 
 /// Loads that have a rate.
@@ -48,11 +49,8 @@ enum RateLimitMode {
 }
 
 /// Result of the search.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct RateLimitReport {
-    /// Name of the mode, by which tables and plots recognise the result.
-    mode: &'static str,
-    pub(crate) command: String,
     title: String,
     max_p99_us: f64,
     /// Highest rate within the bound; `None` if the first rates were beyond it.
@@ -62,7 +60,7 @@ pub(crate) struct RateLimitReport {
 }
 
 /// One run at a rate.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 struct RateLimitStep {
     rate: f64,
     is_within: bool,
@@ -71,14 +69,19 @@ struct RateLimitStep {
     run: BenchReport,
 }
 
-/// Validates the flags and returns the load without its rate.
+/// Runs the mode and returns its exit code.
 ///
 /// # Errors
-/// A flag is out of range or not valid here.
-pub(crate) fn load(args: &RateLimitArgs) -> Result<BenchLoad> {
+/// A flag is out of range, a run could not start, or the result could not be written.
+pub(crate) fn command(args: &RateLimitArgs) -> Result<u8> {
+    let load = load(args).map_err(exit::usage)?;
+    runner::run(load.threads, &args.load.output, run(args, &load))
+}
+
+/// Validates the flags and returns the load at its first rate.
+fn load(args: &RateLimitArgs) -> Result<BenchLoad> {
     ensure!(args.load.rate.is_none(), "--rate is not valid for limit: it finds the rate");
     ensure!(!args.load.verify, "--verify is not valid for limit");
-    ensure!(args.load.plot.is_none(), "--plot is not valid for limit");
     ensure!(!args.max_p99.is_zero(), "--max-p99 must be above 0");
     let mode = match args.mode {
         RateLimitMode::Write => LoadMode::Write,
@@ -90,21 +93,18 @@ pub(crate) fn load(args: &RateLimitArgs) -> Result<BenchLoad> {
     BenchLoad::new(mode, &load)
 }
 
-/// Runs the load at rates until the highest one is found. `run` makes one run.
-///
-/// # Errors
-/// A run could not start.
-pub(crate) async fn run(
-    args: &RateLimitArgs,
-    load: &BenchLoad,
-    run: impl AsyncFn(&BenchLoad) -> Result<BenchReport>,
-) -> Result<RateLimitReport> {
+/// Runs the load at rates until the highest one is found.
+async fn run(args: &RateLimitArgs, load: &BenchLoad) -> Result<RateLimitReport> {
     let mut search = RateSearch::new(args.start);
     let mut steps = Vec::new();
     while let Some(rate) = search.next()
         && steps.len() < STEPS_MAX
     {
-        let report = run(&BenchLoad { rate: Some(rate), ..load.clone() }).await?;
+        let report = single::run(&BenchLoad { rate: Some(rate), ..load.clone() }).await?;
+        // The step is not whole.
+        if interrupt::is_requested() {
+            break;
+        }
         let why = beyond(&report, args.max_p99);
         progress::step(&format!(
             "{} records/s: p99 {:.3} ms, {}",
@@ -209,12 +209,17 @@ impl RateLimitReport {
             title += &format!("; storage {}, acks {}", step.run.storage, step.run.durability);
         }
         let max_p99_us = args.max_p99.as_secs_f64() * 1e6;
-        let (mode, command, notes) = ("limit", String::new(), Vec::new());
-        Self { mode, command, title, max_p99_us, highest_rate, steps, notes }
+        Self { title, max_p99_us, highest_rate, steps, notes: Vec::new() }
+    }
+}
+
+impl ModeResult for RateLimitReport {
+    fn mode(&self) -> &'static str {
+        "limit"
     }
 
-    /// Returns the exit code: lost records come first; without any rate the search has failed.
-    pub(crate) fn exit_code(&self) -> u8 {
+    /// Lost records come first; without any rate the search has failed.
+    fn exit_code(&self) -> u8 {
         let codes = self.steps.iter().map(|step| step.run.exit_code());
         let is_lost = codes.into_iter().any(|code| code == exit::NOT_AS_ACKED);
         match (is_lost, self.highest_rate) {

@@ -345,13 +345,23 @@ mod tests {
     use helix_proto::log::v1::{Record, StoredBatch, Watermarks};
 
     use super::*;
-    use crate::args::{LoadArgs, LoadMode};
+    use crate::load::{LoadArgs, LoadMode};
+    use crate::options::TargetOptions;
 
     fn load(records: Option<u64>, offset: i64) -> BenchLoad {
         let duration = records.is_none().then_some(Duration::from_secs(1));
         let offset = Some(offset);
-        let args =
-            LoadArgs { clients: 1, in_flight: 1, records, duration, offset, ..LoadArgs::default() };
+        let cluster = TargetOptions::of_node("n1:1");
+        let (clients, in_flight) = (1, 1);
+        let args = LoadArgs {
+            cluster,
+            clients,
+            in_flight,
+            records,
+            duration,
+            offset,
+            ..LoadArgs::default()
+        };
         BenchLoad::new(LoadMode::Read, &args).unwrap()
     }
 

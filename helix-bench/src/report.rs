@@ -5,17 +5,21 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
+use anyhow::Result;
 use clap::ValueEnum;
 use helix_proto::log::v1::{Durability, TopicConfig};
+use schemars::JsonSchema;
 use serde::Serialize;
+use serde_json::Value;
 
-use crate::args::{AckLevel, BatchCompression, LoadMode};
 use crate::exit;
 use crate::format::{grouped, known, replication_text};
-use crate::host::HostInfo;
-use crate::load::BenchLoad;
+use crate::host::cores;
+use crate::load::{BatchCompression, BenchLoad, LoadMode};
 use crate::meter::{LatencyHistogram, LoadMeter, Percentiles, durability_name};
 use crate::nodes::{CpuUsage, NodeUsage, nodes, rss_bytes};
+use crate::options::AckLevel;
+use crate::output::ModeResult;
 use crate::phase::{FAILURES_IN_A_ROW_MAX, PhaseResult};
 use crate::target::{BenchTarget, Observation};
 use crate::verify::Verification;
@@ -35,10 +39,8 @@ const SENDS_MISSED_SHARE: u64 = 1000;
 const BUSY_CORES_SHARE: f64 = 0.95;
 
 /// Result of a run.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, JsonSchema)]
 pub(crate) struct BenchReport {
-    /// Command line of the run.
-    pub(crate) command: String,
     pub(crate) records_per_sec: f64,
     /// Payload bytes before compression, in units of 10^6 bytes.
     pub(crate) mb_per_sec: f64,
@@ -56,7 +58,6 @@ pub(crate) struct BenchReport {
     pub(crate) replication: u32,
     pub(crate) idempotent: Option<bool>,
     pub(crate) server_version: String,
-    pub(crate) client_version: &'static str,
     pub(crate) sync_p50_us: Option<f64>,
     pub(crate) sync_p99_us: Option<f64>,
     pub(crate) records: u64,
@@ -84,13 +85,12 @@ pub(crate) struct BenchReport {
     /// Nodes that answered after the run.
     pub(crate) nodes: Vec<NodeUsage>,
     pub(crate) verify: Option<Verification>,
-    pub(crate) machine: HostInfo,
     pub(crate) load: BenchLoad,
     pub(crate) notes: Vec<String>,
 }
 
 /// Counts of the warm-up.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, JsonSchema)]
 pub(crate) struct WarmupSummary {
     pub(crate) records: u64,
     pub(crate) seconds: f64,
@@ -114,7 +114,6 @@ impl BenchReport {
         let worst =
             |of: fn(&NodeUsage) -> Option<f64>| nodes.iter().filter_map(of).reduce(f64::max);
         let mut report = Self {
-            command: String::new(),
             records_per_sec: rate(meter.records, seconds),
             mb_per_sec: rate(meter.bytes, seconds) / 1e6,
             requests_per_sec: rate(meter.requests, seconds),
@@ -130,7 +129,6 @@ impl BenchReport {
             replication: target.topic.replication_factor,
             idempotent: (load.mode != LoadMode::Read).then_some(load.idempotent),
             server_version: distinct(versions),
-            client_version: env!("CARGO_PKG_VERSION"),
             sync_p50_us: worst(|node| node.sync_p50_us),
             sync_p99_us: worst(|node| node.sync_p99_us),
             records: meter.records,
@@ -156,7 +154,6 @@ impl BenchReport {
             server_rss_bytes: rss_bytes(&nodes),
             nodes,
             verify: None,
-            machine: HostInfo::here(),
             load: load.clone(),
             notes: Vec::new(),
         };
@@ -223,7 +220,7 @@ impl BenchReport {
         if is_weaker {
             notes.push(format!("acks were only {}, not quorum-synced", self.durability));
         }
-        let busy = self.cpu.client_cores / self.machine.cores as f64;
+        let busy = self.cpu.client_cores / cores() as f64;
         if busy > BUSY_CORES_SHARE {
             notes.push("the client kept every core busy: it may be the bottleneck".into());
         }
@@ -272,68 +269,6 @@ impl BenchReport {
         }
     }
 
-    pub(crate) fn exit_code(&self) -> u8 {
-        let is_lost = self.records_missing.is_some_and(|missing| missing > 0)
-            || [NOT_DELIVERED, DELIVERED_TWICE]
-                .iter()
-                .any(|kind| self.errors_by_kind.contains_key(*kind));
-        match &self.verify {
-            _ if is_lost => exit::NOT_AS_ACKED,
-            Some(verification) if !verification.is_clean() => verification.exit_code(),
-            _ if self.requests == 0 => exit::FAILED,
-            _ => 0,
-        }
-    }
-
-    /// Returns the report as a table.
-    pub(crate) fn table(&self) -> String {
-        let mut out = String::new();
-        let Self { load, .. } = self;
-        // Ignored throughout: writing to a string does not fail.
-        let _ = writeln!(out, "{}", self.headline());
-        let _ = writeln!(
-            out,
-            "       storage {}, {}, durability {}{}, server {}, client {}",
-            self.storage,
-            replication_text(self.node_count, self.replication),
-            self.durability,
-            self.sync_times(),
-            self.server_version,
-            self.client_version,
-        );
-        let _ = writeln!(out);
-        let header = ["records/s", "MB/s", "requests/s", "p50 ms", "p90", "p95", "p99", "p99.9"];
-        let _ = write!(out, "{:>9}", "");
-        for name in header.iter().chain(&["max", "errors"]) {
-            let _ = write!(out, " {name:>11}");
-        }
-        let _ = writeln!(out);
-        let _ = write!(out, "{:<9}", load.mode.name());
-        for value in [self.records_per_sec, self.mb_per_sec, self.requests_per_sec] {
-            let _ = write!(out, " {:>11}", grouped(value));
-        }
-        let _ = writeln!(out, "{} {:>11}", percentile_cells(self.latency_us.as_ref()), self.errors);
-        for (name, part) in &self.latency_parts_us {
-            let cells = percentile_cells(Some(part));
-            let _ = writeln!(out, "{:<9}{:36}{cells}", name.replace('_', " "), "");
-        }
-        let _ = writeln!(out);
-        let _ = writeln!(out, "{}", self.totals());
-        if let Some(verification) = &self.verify {
-            let _ = writeln!(out, "{verification}");
-        }
-        if let Some(missing) = self.records_missing.filter(|missing| *missing > 0) {
-            let _ = writeln!(out, "MISSING: {} acked records", grouped(missing as f64));
-        }
-        for (kind, count) in &self.errors_by_kind {
-            let _ = writeln!(out, "error: {kind} x {count}");
-        }
-        for note in &self.notes {
-            let _ = writeln!(out, "note: {note}");
-        }
-        out
-    }
-
     pub(crate) fn headline(&self) -> String {
         let BenchLoad { topic, clients, in_flight, acks, .. } = &self.load;
         let load = &self.load;
@@ -344,7 +279,7 @@ impl BenchReport {
         let mut line = format!(
             "{:<6} {partition} at {}: {clients} client{} x {in_flight} in flight, {}",
             load.mode.name(),
-            load.addr.join(","),
+            load.cluster.addr.join(","),
             if *clients == 1 { "" } else { "s" },
             self.shape(),
         );
@@ -408,6 +343,73 @@ impl BenchReport {
             known(*server_us_per_request, 0),
             known(self.server_rss_bytes.map(|bytes| bytes as f64 / 1e6), 0),
         )
+    }
+}
+
+impl ModeResult for BenchReport {
+    fn mode(&self) -> &'static str {
+        self.load.mode.name()
+    }
+
+    fn exit_code(&self) -> u8 {
+        let is_lost = self.records_missing.is_some_and(|missing| missing > 0)
+            || [NOT_DELIVERED, DELIVERED_TWICE]
+                .iter()
+                .any(|kind| self.errors_by_kind.contains_key(*kind));
+        match &self.verify {
+            _ if is_lost => exit::NOT_AS_ACKED,
+            Some(verification) if !verification.is_clean() => verification.exit_code(),
+            _ if self.requests == 0 => exit::FAILED,
+            _ => 0,
+        }
+    }
+
+    fn text(&self, _: &Value) -> Result<String> {
+        let mut out = String::new();
+        let Self { load, .. } = self;
+        // Ignored throughout: writing to a string does not fail.
+        let _ = writeln!(out, "{}", self.headline());
+        let _ = writeln!(
+            out,
+            "       storage {}, {}, durability {}{}, server {}, client {}",
+            self.storage,
+            replication_text(self.node_count, self.replication),
+            self.durability,
+            self.sync_times(),
+            self.server_version,
+            env!("CARGO_PKG_VERSION"),
+        );
+        let _ = writeln!(out);
+        let header = ["records/s", "MB/s", "requests/s", "p50 ms", "p90", "p95", "p99", "p99.9"];
+        let _ = write!(out, "{:>9}", "");
+        for name in header.iter().chain(&["max", "errors"]) {
+            let _ = write!(out, " {name:>11}");
+        }
+        let _ = writeln!(out);
+        let _ = write!(out, "{:<9}", load.mode.name());
+        for value in [self.records_per_sec, self.mb_per_sec, self.requests_per_sec] {
+            let _ = write!(out, " {:>11}", grouped(value));
+        }
+        let _ = writeln!(out, "{} {:>11}", percentile_cells(self.latency_us.as_ref()), self.errors);
+        for (name, part) in &self.latency_parts_us {
+            let cells = percentile_cells(Some(part));
+            let _ = writeln!(out, "{:<9}{:36}{cells}", name.replace('_', " "), "");
+        }
+        let _ = writeln!(out);
+        let _ = writeln!(out, "{}", self.totals());
+        if let Some(verification) = &self.verify {
+            let _ = writeln!(out, "{verification}");
+        }
+        if let Some(missing) = self.records_missing.filter(|missing| *missing > 0) {
+            let _ = writeln!(out, "MISSING: {} acked records", grouped(missing as f64));
+        }
+        for (kind, count) in &self.errors_by_kind {
+            let _ = writeln!(out, "error: {kind} x {count}");
+        }
+        for note in &self.notes {
+            let _ = writeln!(out, "note: {note}");
+        }
+        Ok(out)
     }
 }
 

@@ -10,28 +10,25 @@ mod local;
 mod node;
 mod order;
 
-use std::path::PathBuf;
-use std::time::Duration;
-
 use anyhow::{Context, Result, ensure};
 use clap::Args;
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use self::check::{CheckOutcome, CheckStep};
 use self::local::LocalRowArgs;
 use self::node::LatencyOutcome;
 use self::order::OrderFindings;
-use crate::args::{AckLevel, LoadArgs, LoadMode, TlsFilesArgs, bytes, duration};
 use crate::ceiling::CeilingProcess;
-use crate::exit;
 use crate::format::{bytes_text, replication_text};
-use crate::host::{HostInfo, cores};
-use crate::load::{BenchLoad, check_count};
+use crate::host::cores;
+use crate::load::{BenchLoad, LoadArgs, LoadMode, check_count};
 use crate::meter::{PercentileStep, Percentiles, weakest};
 use crate::nodes::{NodeUsage, nodes};
-use crate::progress;
+use crate::options::{RowOptions, bytes};
+use crate::output::{ModeResult, ReportOutput};
 use crate::target::{self, BenchTarget};
-use crate::write;
+use crate::{exit, interrupt, progress, runner, write};
 
 /// Name of the created topics, before the process id.
 const TOPIC_PREFIX: &str = "bench-sequencer";
@@ -45,15 +42,11 @@ const CHECK_BATCH: u32 = 10;
 
 /// Flags of `sequencer`.
 #[derive(Debug, Clone, Args)]
+#[command(mut_arg("duration", |duration| duration.default_value("5s")))]
 pub(crate) struct SequencerArgs {
-    /// Node addresses [default: 127.0.0.1:9092]
-    #[arg(long, value_name = "HOST:PORT,..", value_delimiter = ',')]
-    addr: Vec<String>,
-    #[command(flatten)]
-    tls: TlsFilesArgs,
     /// Check order, rewind, late join, cut connections and a change of leader; measure nothing
     #[arg(long)]
-    pub(crate) check: bool,
+    check: bool,
     /// check: messages over all nodes
     #[arg(long, default_value_t = 30_000, requires = "check")]
     records: u64,
@@ -77,53 +70,27 @@ pub(crate) struct SequencerArgs {
     /// Throughput rows as an open loop: messages per second over all nodes
     #[arg(long, value_name = "MESSAGES_PER_SEC")]
     rate: Option<f64>,
-    /// Length of the measured phase of a row
-    #[arg(long, default_value = "5s", value_parser = duration)]
-    duration: Duration,
-    /// Length of the warm-up of a row, which is not measured
-    #[arg(long, default_value = "1s", value_parser = duration)]
-    warmup: Duration,
-    /// Ack to wait for, as for `write` [default: all]
-    #[arg(long, value_name = "all|quorum-written|1|none")]
-    acks: Option<AckLevel>,
     /// Bytes that the stream keeps
     #[arg(long, default_value = "512MiB", value_parser = bytes)]
     retention: usize,
-    /// Replicas of the stream [default: the cluster's]
-    #[arg(long, value_name = "COUNT")]
-    replication_factor: Option<u32>,
-    /// Seed of payloads and retries
-    #[arg(long, default_value_t = 1)]
-    seed: u64,
-    /// Runtime threads of the throughput rows [default: one per core]
-    #[arg(long)]
-    threads: Option<usize>,
-    /// Write the result to this file as JSON; "-" prints JSON, not the table
-    #[arg(long, value_name = "FILE")]
-    pub(crate) json: Option<PathBuf>,
-    /// Write plots to this directory as SVG
-    #[arg(long, value_name = "DIR", conflicts_with = "check")]
-    pub(crate) plot: Option<PathBuf>,
+    #[command(flatten)]
+    rows: RowOptions,
 }
 
 /// Result of all rows, or of the check.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct SequencerReport {
-    /// Name of the mode, by which tables and plots recognise the result.
-    mode: &'static str,
-    pub(crate) command: String,
     title: String,
     latency: Vec<SequencerLatency>,
     throughput: Vec<SequencerThroughput>,
     check: Vec<CheckStep>,
     /// Status of the nodes of the cluster after the last part.
     nodes: Vec<NodeUsage>,
-    machine: HostInfo,
     notes: Vec<String>,
 }
 
 /// Latency with one message in flight.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 struct SequencerLatency {
     name: &'static str,
     /// From the send until the node sees its message; for the echo, until the ack.
@@ -156,7 +123,7 @@ impl SequencerLatency {
 }
 
 /// Throughput of all nodes.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 struct SequencerThroughput {
     size: usize,
     batch_size: u32,
@@ -176,7 +143,7 @@ struct SequencerThroughput {
 
 /// Validated parts of a run.
 #[derive(Debug)]
-pub(crate) struct SequencerPlan {
+struct SequencerPlan {
     args: SequencerArgs,
     latency: BenchLoad,
     throughput: Vec<BenchLoad>,
@@ -185,12 +152,10 @@ pub(crate) struct SequencerPlan {
 
 impl SequencerPlan {
     /// Validates the flags.
-    ///
-    /// # Errors
-    /// A flag is out of range.
-    pub(crate) fn new(args: &SequencerArgs) -> Result<Self> {
+    fn new(args: &SequencerArgs) -> Result<Self> {
         check_count("--nodes", args.nodes)?;
         ensure!(!args.check || args.nodes >= 2, "--check needs at least two --nodes");
+        ensure!(!args.check || args.rows.output.plot.is_none(), "--check has nothing to plot");
         let latency = load(args, args.latency_size, 1)?;
         let latency = BenchLoad { clients: 1, in_flight: 1, rate: None, ..latency };
         let mut throughput = Vec::new();
@@ -207,37 +172,47 @@ impl SequencerPlan {
     }
 
     /// Returns the runtime threads of the throughput rows.
-    pub(crate) fn threads(&self) -> usize {
-        self.args.threads.unwrap_or_else(cores)
+    fn threads(&self) -> usize {
+        self.args.rows.threads.unwrap_or_else(cores)
     }
 }
 
 fn load(args: &SequencerArgs, size: usize, batch_size: u32) -> Result<BenchLoad> {
     let load = LoadArgs {
-        addr: args.addr.clone(),
-        tls: args.tls.clone(),
-        topic: format!("{TOPIC_PREFIX}-{}", std::process::id()),
+        topic: Some(format!("{TOPIC_PREFIX}-{}", std::process::id())),
         size: Some(size),
         batch_size: Some(batch_size),
         clients: args.nodes,
         in_flight: args.in_flight,
         stream: true,
-        duration: Some(args.duration),
-        warmup: Some(args.warmup),
         rate: args.rate,
-        acks: args.acks,
-        seed: args.seed,
-        threads: args.threads,
-        ..LoadArgs::default()
+        ..LoadArgs::of_row(&args.rows)
     };
     BenchLoad::new(LoadMode::E2e, &load).with_context(|| format!("--size {}", bytes_text(size)))
 }
 
-/// Measures latency: first that of an echo of streamed messages, then that of the stream.
+/// Runs the mode and returns its exit code.
 ///
 /// # Errors
-/// The cluster cannot be reached, or the run could not start.
-pub(crate) async fn latency(plan: &SequencerPlan, report: &mut SequencerReport) -> Result<()> {
+/// A flag is out of range, the cluster cannot be reached, a part could not start, or the result
+/// could not be written.
+pub(crate) fn command(args: &SequencerArgs) -> Result<u8> {
+    let plan = SequencerPlan::new(args).map_err(exit::usage)?;
+    let output = ReportOutput::open(&args.rows.output)?;
+    let mut report = SequencerReport::new();
+    if args.check {
+        runner::runtime(plan.threads())?.block_on(check(&plan, &mut report))?;
+    } else {
+        // One message in flight keeps one thread busy; more of them only move the task.
+        runner::runtime(1)?.block_on(latency(&plan, &mut report))?;
+        runner::runtime(plan.threads())?.block_on(throughput(&plan, &mut report))?;
+    }
+    report.add_notes();
+    output.deliver(&report)
+}
+
+/// Measures latency: first that of an echo of streamed messages, then that of the stream.
+async fn latency(plan: &SequencerPlan, report: &mut SequencerReport) -> Result<()> {
     let load = &plan.latency;
     let ceiling = CeilingProcess::start(load, None).await?;
     let echo = BenchLoad { mode: LoadMode::Write, ..ceiling.load(load) };
@@ -256,11 +231,17 @@ pub(crate) async fn latency(plan: &SequencerPlan, report: &mut SequencerReport) 
     drop(ceiling);
     let local = &plan.args.local;
     for (name, load) in local.cluster_rows(load) {
+        if interrupt::is_requested() {
+            return Ok(());
+        }
         progress::step(&format!("latency of the stream, one message in flight, {name}"));
         let outcome =
             on_stream(plan, &load, report, async |target| node::latency(&load, target).await);
         let outcome = outcome.await?;
         report.latency.push(SequencerLatency::new(name, outcome));
+    }
+    if interrupt::is_requested() {
+        return Ok(());
     }
     for (name, outcome) in local.run_embedded(load).await? {
         report.latency.push(SequencerLatency::new(name, outcome));
@@ -269,11 +250,11 @@ pub(crate) async fn latency(plan: &SequencerPlan, report: &mut SequencerReport) 
 }
 
 /// Measures throughput, one row for each size, batched and not.
-///
-/// # Errors
-/// The cluster cannot be reached, or the run could not start.
-pub(crate) async fn throughput(plan: &SequencerPlan, report: &mut SequencerReport) -> Result<()> {
+async fn throughput(plan: &SequencerPlan, report: &mut SequencerReport) -> Result<()> {
     for (number, load) in plan.throughput.iter().enumerate() {
+        if interrupt::is_requested() {
+            break;
+        }
         progress::step(&format!(
             "throughput of {} in batches of {}, {} of {}",
             bytes_text(load.size),
@@ -302,10 +283,7 @@ pub(crate) async fn throughput(plan: &SequencerPlan, report: &mut SequencerRepor
 }
 
 /// Checks the promises of the stream.
-///
-/// # Errors
-/// The cluster cannot be reached, or the check could not start.
-pub(crate) async fn check(plan: &SequencerPlan, report: &mut SequencerReport) -> Result<()> {
+async fn check(plan: &SequencerPlan, report: &mut SequencerReport) -> Result<()> {
     let load = &plan.check;
     progress::step("checking the stream");
     let steps = on_stream(plan, load, report, async |target| check::run(load, target).await);
@@ -322,8 +300,8 @@ async fn on_stream<T>(
 ) -> Result<T> {
     let admin = BenchTarget::admin(load).await?;
     let topics = [load.topic.as_str()];
-    let SequencerArgs { retention, replication_factor, .. } = plan.args;
-    target::create_topics(&admin, &topics, retention, replication_factor).await?;
+    let SequencerArgs { retention, rows, .. } = &plan.args;
+    target::create_topics(&admin, &topics, *retention, rows.replication_factor).await?;
     let result = async {
         let target = BenchTarget::connect(load).await?;
         let before = target.observe().await;
@@ -338,16 +316,13 @@ async fn on_stream<T>(
 }
 
 impl SequencerReport {
-    pub(crate) fn new() -> Self {
+    fn new() -> Self {
         Self {
-            mode: "sequencer",
-            command: String::new(),
             title: String::new(),
             latency: Vec::new(),
             throughput: Vec::new(),
             check: Vec::new(),
             nodes: Vec::new(),
-            machine: HostInfo::here(),
             notes: Vec::new(),
         }
     }
@@ -365,8 +340,7 @@ impl SequencerReport {
     }
 
     /// Adds the notes, once all parts are done.
-    pub(crate) fn finish(&mut self, command: String) {
-        self.command = command;
+    fn add_notes(&mut self) {
         let failed =
             self.latency.iter().map(|row| (row.name.to_owned(), row.errors, &row.first_error));
         let rows = self.throughput.iter().map(|row| {
@@ -389,9 +363,15 @@ impl SequencerReport {
         }
         self.notes = notes;
     }
+}
 
-    /// Returns the exit code: lost and doubled messages come first.
-    pub(crate) fn exit_code(&self) -> u8 {
+impl ModeResult for SequencerReport {
+    fn mode(&self) -> &'static str {
+        "sequencer"
+    }
+
+    /// Lost and doubled messages come first.
+    fn exit_code(&self) -> u8 {
         let findings = self.latency.iter().map(|row| row.findings);
         let mut findings = findings.chain(self.throughput.iter().map(|row| row.findings));
         let is_broken = findings.any(|findings| !findings.is_clean())

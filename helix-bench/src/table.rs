@@ -3,13 +3,12 @@
 //! A table is made from the result's JSON, so a stored result gives the same table as its run.
 
 use std::fmt::Write as _;
-use std::path::Path;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use serde_json::Value;
 
-use crate::format::{bytes_text, grouped, known};
-use crate::html::escaped;
+use crate::format::{bytes_text, escaped, grouped, known};
+use crate::limits::{KnownLimits, LoadLimits, is_ceiling};
 
 /// Longest line of a title in Markdown.
 const MARKDOWN_CHARS_MAX: usize = 100;
@@ -18,7 +17,7 @@ const MARKDOWN_CHARS_MAX: usize = 100;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ResultTable {
     title: String,
-    columns: &'static [&'static str],
+    columns: Vec<&'static str>,
     rows: Vec<Vec<String>>,
     notes: Vec<String>,
 }
@@ -66,6 +65,23 @@ impl ResultTable {
         out
     }
 
+    /// Adds the limits of each row, with its ratio to the lower one, if any limit is known.
+    fn add_limits(
+        &mut self,
+        known_limits: &KnownLimits<'_>,
+        of_rows: impl Iterator<Item = (LoadLimits, Option<f64>)>,
+    ) {
+        if known_limits.is_empty() {
+            return;
+        }
+        self.columns.extend(["ceiling MB/s", "log MB/s", "of the lower"]);
+        for (row, (limits, mb_per_sec)) in self.rows.iter_mut().zip(of_rows) {
+            let speed = |limit: Option<f64>| limit.map_or_else(|| "-".to_owned(), grouped);
+            let ratio = known(limits.ratio(mb_per_sec), 2);
+            row.extend([speed(limits.ceiling), speed(limits.log), ratio]);
+        }
+    }
+
     fn heading(&self) -> String {
         if self.title.is_empty() { String::new() } else { format!("{}\n\n", self.title) }
     }
@@ -99,45 +115,40 @@ fn wrapped(text: &str) -> String {
     out
 }
 
-/// Reads a result.
-///
-/// # Errors
-/// The file cannot be read or is not JSON.
-pub(crate) fn read_result(path: &Path) -> Result<Value> {
-    let name = path.display();
-    let file = std::fs::OpenOptions::new().read(true).open(path);
-    let file = file.with_context(|| format!("open {name}"))?;
-    serde_json::from_reader(std::io::BufReader::new(file)).with_context(|| format!("read {name}"))
-}
-
 /// Returns the tables of a result.
 ///
 /// # Errors
 /// The result is of a mode without tables.
-pub(crate) fn tables(result: &Value) -> Result<Vec<ResultTable>> {
+fn tables(result: &Value, limits: &KnownLimits<'_>) -> Result<Vec<ResultTable>> {
     match result["mode"].as_str() {
-        Some("pubsub") => Ok(vec![pubsub(result)]),
+        Some("pubsub") => Ok(vec![pubsub(result, limits)]),
         Some("connections") => Ok(vec![connections(result)]),
         Some("group") => Ok(vec![group(result)]),
         Some("limit") => Ok(vec![limit(result)]),
         Some("sequencer") => Ok(sequencer(result)),
+        Some("wal") => Ok(vec![wal(result)]),
+        Some("compare") => Ok(vec![compare(result, limits)]),
         mode => bail!("no table for a result of mode {}", mode.unwrap_or("unknown")),
     }
 }
 
 /// Returns the tables of several results. Runs of one load each share a table.
 ///
+/// With results of ceilings or of the log alone among them or in `limits`, tables have the ratio to
+/// the lower limit.
+///
 /// # Errors
-/// As [`tables`].
-pub(crate) fn tables_of_all(results: &[Value]) -> Result<Vec<ResultTable>> {
+/// A result is of a mode without tables.
+pub(crate) fn tables_of_all(results: &[Value], limits: &[Value]) -> Result<Vec<ResultTable>> {
+    let limits = KnownLimits::among(results.iter().chain(limits));
     let (loads, modes): (Vec<&Value>, Vec<&Value>) =
         results.iter().partition(|result| result["load"]["mode"].is_string());
     let mut all = Vec::new();
     for result in modes {
-        all.extend(tables(result)?);
+        all.extend(tables(result, &limits)?);
     }
     if !loads.is_empty() {
-        all.push(self::loads(&loads));
+        all.push(self::loads(&loads, &limits));
     }
     Ok(all)
 }
@@ -145,9 +156,9 @@ pub(crate) fn tables_of_all(results: &[Value]) -> Result<Vec<ResultTable>> {
 /// Returns the tables of a result for a terminal.
 ///
 /// # Errors
-/// As [`tables`].
+/// The result is of a mode without tables.
 pub(crate) fn plain(result: &Value) -> Result<String> {
-    let tables = tables(result)?;
+    let tables = tables(result, &KnownLimits::default())?;
     Ok(tables.iter().map(ResultTable::plain).collect::<Vec<_>>().join("\n"))
 }
 
@@ -167,7 +178,7 @@ const PUBSUB_COLUMNS: [&str; 13] = [
     "doubled",
 ];
 
-fn pubsub(result: &Value) -> ResultTable {
+fn pubsub(result: &Value, limits: &KnownLimits<'_>) -> ResultTable {
     let row = |row: &Value| {
         let run = &row["run"];
         let (delivered, acked) = (&run["latency_us"], &run["latency_parts_us"]["ack"]);
@@ -187,7 +198,15 @@ fn pubsub(result: &Value) -> ResultTable {
             count(&row["doubled"]),
         ]
     };
-    table(result, &PUBSUB_COLUMNS, rows(&result["rows"]).iter().map(row).collect())
+    let measured = rows(&result["rows"]);
+    let mut table = table(result, &PUBSUB_COLUMNS, measured.iter().map(row).collect());
+    let limits_of = |row: &Value| {
+        let log = limits.log("pubsub", &row["run"]["storage"]);
+        let mb_per_sec = row["payload_bytes_per_sec"].as_f64().map(|bytes| bytes / 1e6);
+        (LoadLimits { ceiling: None, log }, mb_per_sec)
+    };
+    table.add_limits(limits, measured.iter().map(limits_of));
+    table
 }
 
 const CONNECTIONS_COLUMNS: [&str; 12] = [
@@ -271,7 +290,7 @@ fn limit(result: &Value) -> ResultTable {
     table(result, &LIMIT_COLUMNS, rows(&result["steps"]).iter().map(row).collect())
 }
 
-const SEQUENCER_LATENCY_COLUMNS: [&str; 10] = [
+const SEQUENCER_LATENCY_COLUMNS: [&str; 11] = [
     "one in flight",
     "durability",
     "mean us",
@@ -279,6 +298,7 @@ const SEQUENCER_LATENCY_COLUMNS: [&str; 10] = [
     "p50",
     "p99",
     "max",
+    "of the echo",
     "ack p50",
     "lost",
     "doubled",
@@ -301,10 +321,14 @@ const SEQUENCER_CHECK_COLUMNS: [&str; 3] = ["check", "outcome", "detail"];
 /// Returns the tables of the parts that were run.
 fn sequencer(result: &Value) -> Vec<ResultTable> {
     let us = |value: &Value| known(value.as_f64(), 1);
+    // The first row is the echo.
+    let echo = result["latency"][0]["latency_us"]["p50"].as_f64();
     let latency = |row: &Value| {
         let seen = &row["latency_us"];
         let mut cells = vec![text(&row["name"]), text(&row["durability"])];
         cells.extend(["mean", "min", "p50", "p99", "max"].map(|name| us(&seen[name])));
+        let ratio = seen["p50"].as_f64().zip(echo).map(|(seen, echo)| seen / echo);
+        cells.push(known(ratio, 2));
         cells.push(us(&row["ack_us"]["p50"]));
         cells.extend(["lost", "doubled"].map(|name| count(&row[name])));
         cells
@@ -369,7 +393,7 @@ const LOAD_COLUMNS: [&str; 11] = [
 ];
 
 /// Returns the table of runs of one load each, ordered by setup, clients and size.
-fn loads(results: &[&Value]) -> ResultTable {
+fn loads(results: &[&Value], limits: &KnownLimits<'_>) -> ResultTable {
     let key = |result: &&&Value| {
         let load = &result["load"];
         let nodes = result["node_count"].as_u64();
@@ -396,16 +420,95 @@ fn loads(results: &[&Value]) -> ResultTable {
         ]
     };
     let rows = ordered.iter().map(row).collect();
-    ResultTable { title: String::new(), columns: &LOAD_COLUMNS, rows, notes: Vec::new() }
+    let columns = LOAD_COLUMNS.to_vec();
+    let mut table = ResultTable { title: String::new(), columns, rows, notes: Vec::new() };
+    let limits_of = |run: &&&Value| match is_ceiling(run) {
+        true => (LoadLimits::default(), None),
+        false => (limits.of_run(run), run["mb_per_sec"].as_f64()),
+    };
+    table.add_limits(limits, ordered.iter().map(limits_of));
+    table
+}
+
+const COMPARE_COLUMNS: [&str; 10] = [
+    "load",
+    "storage",
+    "nodes",
+    "clients",
+    "ceiling records/s",
+    "records/s",
+    "ratio",
+    "lowest to highest",
+    "p50 ms",
+    "p99",
+];
+
+fn compare(result: &Value, limits: &KnownLimits<'_>) -> ResultTable {
+    let (server, ratio) = (&result["server"], &result["throughput_ratio"]);
+    let load = &result["runs"][0]["server"]["load"];
+    let [low, high] = ["min", "max"].map(|name| known(ratio[name].as_f64(), 3));
+    let row = vec![
+        text(&result["load_mode"]),
+        text(&server["storage"]),
+        count(&server["node_count"]),
+        count(&load["clients"]),
+        count(&result["ceiling"]["records_per_sec"]["median"]),
+        count(&server["records_per_sec"]["median"]),
+        known(ratio["median"].as_f64(), 3),
+        format!("{low} to {high}"),
+        ms(&server["p50_us"]["median"]),
+        ms(&server["p99_us"]["median"]),
+    ];
+    let mut table = table(result, &COMPARE_COLUMNS, vec![row]);
+    // The comparison has its own ceiling, measured in turns.
+    let of_run = LoadLimits {
+        ceiling: result["ceiling"]["mb_per_sec"]["median"].as_f64(),
+        log: limits.log(load["mode"].as_str().unwrap_or_default(), &server["storage"]),
+    };
+    table.add_limits(limits, [(of_run, server["mb_per_sec"]["median"].as_f64())].into_iter());
+    table
+}
+
+const WAL_COLUMNS: [&str; 11] = [
+    "log alone",
+    "durability",
+    "append",
+    "entry",
+    "in flight",
+    "MB/s",
+    "appends/s",
+    "p50 ms",
+    "p99",
+    "sync p50",
+    "sync p99",
+];
+
+fn wal(result: &Value) -> ResultTable {
+    let size =
+        |name: &str| bytes_text(usize::try_from(result[name].as_u64().unwrap_or(0)).unwrap_or(0));
+    let row = vec![
+        text(&result["storage"]),
+        text(&result["durability"]),
+        size("group_size"),
+        size("entry_size"),
+        count(&result["in_flight"]),
+        count(&result["mb_per_sec"]),
+        count(&result["appends_per_sec"]),
+        ms(&result["latency_us"]["p50"]),
+        ms(&result["latency_us"]["p99"]),
+        ms(&result["sync_p50_us"]),
+        ms(&result["sync_p99_us"]),
+    ];
+    table(result, &WAL_COLUMNS, vec![row])
 }
 
 fn text(value: &Value) -> String {
     value.as_str().unwrap_or_default().to_owned()
 }
 
-fn table(result: &Value, columns: &'static [&'static str], rows: Vec<Vec<String>>) -> ResultTable {
+fn table(result: &Value, columns: &[&'static str], rows: Vec<Vec<String>>) -> ResultTable {
     let notes = self::rows(&result["notes"]).iter().map(text).collect();
-    ResultTable { title: text(&result["title"]), columns, rows, notes }
+    ResultTable { title: text(&result["title"]), columns: columns.to_vec(), rows, notes }
 }
 
 /// Returns the elements of an array, or none.
@@ -427,71 +530,4 @@ fn ms(value: &Value) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn result() -> Value {
-        serde_json::json!({
-            "mode": "pubsub",
-            "title": "pubsub: one row",
-            "rows": [{
-                "payload_bytes": 1024, "messages_per_sec": 12345.6, "messages": 1000,
-                "payload_bytes_per_sec": 12_641_894.4, "lost": 1, "doubled": 0,
-                "run": {
-                    "load": { "batch_size": 32 },
-                    "latency_us": { "mean": 1500.0, "p50": 1000.0, "p95": 2000.0, "p99": 3000.0 },
-                    "latency_parts_us": {},
-                },
-            }],
-            "notes": ["a note"],
-        })
-    }
-
-    #[test]
-    fn table_of_a_result_is_aligned() {
-        let text = plain(&result()).unwrap();
-        let lines: Vec<&str> = text.lines().collect();
-        assert_eq!(lines[0], "pubsub: one row");
-        assert!(lines[2].starts_with("payload  batch  messages/s"), "{text}");
-        assert!(lines[3].starts_with("  1 KiB     32      12,346  12.6    1.500"), "{text}");
-        assert!(lines[3].ends_with("        -     1,000     1        0"), "{text}");
-        assert_eq!((lines[2].len(), lines[4]), (lines[3].len(), "note: a note"));
-    }
-
-    #[test]
-    fn markdown_has_as_many_columns_in_each_row() {
-        let text = tables(&result()).unwrap()[0].markdown();
-        let columns: Vec<usize> =
-            text.lines().skip(2).map(|line| line.matches('|').count()).collect();
-        assert_eq!(columns, [14, 14, 14], "{text}");
-    }
-
-    #[test]
-    fn runs_of_one_load_share_a_table() {
-        let run = |clients: u64| {
-            serde_json::json!({
-                "records_per_sec": 1000.0, "mb_per_sec": 1.024, "errors": 0, "node_count": 1,
-                "storage": "memory", "latency_us": { "p50": 100.0, "p99": 200.0, "p999": 300.0 },
-                "load": { "mode": "write", "clients": clients, "size": 1024, "batch_size": 100 },
-            })
-        };
-        let tables = tables_of_all(&[run(16), result(), run(4)]).unwrap();
-        assert_eq!((tables.len(), tables[1].rows.len()), (2, 2));
-        let cells = ["write", "memory", "1", "4", "1 KiB x 100", "1,000", "1.0"];
-        assert_eq!(tables[1].rows[0][..7], cells);
-    }
-
-    #[test]
-    fn long_titles_are_wrapped() {
-        let text = wrapped(&"word ".repeat(50));
-        assert!(text.lines().all(|line| line.len() <= 100 && !line.ends_with("  ")), "{text}");
-        assert_eq!(text.split_whitespace().count(), 50);
-        assert_eq!(wrapped("short\n\n"), "short\n\n");
-    }
-
-    #[test]
-    fn result_of_an_unknown_mode_is_rejected() {
-        let error = tables(&serde_json::json!({ "mode": "other" })).unwrap_err();
-        assert_eq!(error.to_string(), "no table for a result of mode other");
-    }
-}
+mod tests;

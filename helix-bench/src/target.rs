@@ -5,22 +5,28 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use helix_client::{Client, Config, NewTopic, Position, TokenSource};
+use helix_client::contexts::ChosenCluster;
+use helix_client::exit::Exit;
+use helix_client::{Client, Config, NewTopic, Position};
 use helix_proto::log::v1::{
     ErrorReason, GetNodeStatusResponse, ResolvedOffset, Topic, TopicConfig,
 };
 use tokio::time::Instant;
 use tonic::Code;
 
-use crate::exit::{self, BenchFailure};
+use crate::exit::BenchFailure;
 use crate::host::process_cpu_time;
-use crate::load::BenchLoad;
+use crate::load::{BenchLoad, LoadMode};
+use crate::progress;
 
 /// Tolerates a pause of the server, but ends the run soon if the server is down.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Longest wait for the first response; a starting node is up within this.
 const FIRST_ANSWER_MAX: Duration = Duration::from_secs(2);
+
+/// Partitions of the topic that a load creates if it names none.
+const DEFAULT_TOPIC_PARTITIONS: u32 = 4;
 
 /// Topic of a cluster, and connections to it.
 #[derive(Debug)]
@@ -65,8 +71,12 @@ impl BenchTarget {
             let topic = NewTopic { replication_factor, ..NewTopic::new(&load.topic, partitions) };
             observer.admin().create_topic(&topic).await.context("create the topic")?;
         }
-        let topic = observer.admin().topic(&load.topic).await;
-        let topic = topic.map_err(|error| no_topic(load, error))?;
+        let topic = match observer.admin().topic(&load.topic).await {
+            Err(error) if error.is(ErrorReason::TopicNotFound) && load.creates_default_topic => {
+                create_default_topic(load, &observer).await?
+            }
+            topic => topic.map_err(|error| no_topic(load, error))?,
+        };
         let count = u32::try_from(topic.partitions.len()).context("count partitions")?;
         let partitions = match load.partition {
             None => (0..count).collect(),
@@ -80,11 +90,10 @@ impl BenchTarget {
         let advertised = metadata.nodes.into_iter().map(|node| node.endpoint);
         let mut addresses: Vec<_> = advertised.filter(|address| !address.is_empty()).collect();
         if addresses.is_empty() {
-            addresses.clone_from(&load.addr);
+            addresses.clone_from(&load.cluster.addr);
         }
-        let clients = (0..load.connections)
-            .map(|_| Ok(Client::new(config(load)?)?))
-            .collect::<Result<_>>()?;
+        let clients =
+            (0..load.connections).map(|_| Ok(Client::new(config(load))?)).collect::<Result<_>>()?;
         Ok(Self { observer, clients, topic, partitions, addresses })
     }
 
@@ -93,9 +102,9 @@ impl BenchTarget {
     /// # Errors
     /// The cluster cannot be reached.
     pub(crate) async fn admin(load: &BenchLoad) -> Result<Client> {
-        let probe = Config { request_timeout: FIRST_ANSWER_MAX, ..config(load)? };
+        let probe = Config { request_timeout: FIRST_ANSWER_MAX, ..config(load) };
         Client::connect(probe).await.map_err(|error| unreachable(load, &error))?;
-        Ok(Client::new(config(load)?)?)
+        Ok(Client::new(config(load))?)
     }
 
     /// Returns the connection for client number `number` of the load.
@@ -133,22 +142,37 @@ impl BenchTarget {
     }
 }
 
+/// Creates the topic of a load that names none, and says so.
+async fn create_default_topic(load: &BenchLoad, admin: &Client) -> Result<Topic> {
+    let topic = NewTopic::new(&load.topic, DEFAULT_TOPIC_PARTITIONS);
+    let created = admin.admin().create_topic(&topic).await;
+    let created = created.with_context(|| format!("create the topic {}", load.topic))?;
+    progress::step(&format!(
+        "created the topic {} with {DEFAULT_TOPIC_PARTITIONS} partitions; --topic selects another",
+        load.topic
+    ));
+    Ok(created)
+}
+
 fn unreachable(load: &BenchLoad, error: &helix_client::Error) -> BenchFailure {
-    let addr = load.addr.join(",");
-    let (why, hint) = match error.code {
+    let ChosenCluster { addr, source, .. } = &load.cluster;
+    let addr = addr.join(",");
+    let (exit, why, hint) = match error.code {
         Code::Unavailable | Code::DeadlineExceeded => (
+            Exit::Unavailable,
             format!(
                 "no Helix node at {addr}, or at the addresses reported there, answered in time"
             ),
             "helix dev   starts a local cluster\n--addr HOST:PORT,..   selects another cluster",
         ),
         _ => (
+            Exit::of(error),
             format!("{addr} may not be a Helix node, or runs another version"),
             "--addr HOST:PORT,..   must be the client address, not the admin or peer address",
         ),
     };
-    let what = format!("connect to {addr}: {error}");
-    BenchFailure { code: exit::FAILED, what, why, hint: hint.to_owned() }
+    let what = format!("connect to {addr} ({source}): {error}");
+    BenchFailure { exit, what, why, hint: hint.to_owned() }
 }
 
 fn no_topic(load: &BenchLoad, error: helix_client::Error) -> anyhow::Error {
@@ -156,12 +180,13 @@ fn no_topic(load: &BenchLoad, error: helix_client::Error) -> anyhow::Error {
     if !error.is(ErrorReason::TopicNotFound) {
         return anyhow::Error::new(error).context(format!("look up the topic {topic}"));
     }
+    let hint = match load.mode {
+        LoadMode::Read => "helix-bench write   creates it and writes records to read",
+        _ => "--create-topic PARTITIONS   creates it",
+    };
     let failure = BenchFailure {
-        code: exit::FAILED,
-        what: format!("the cluster has no topic {topic}"),
-        why: String::new(),
-        hint: "--create-topic PARTITIONS   creates it\n--topic NAME   selects another topic"
-            .to_owned(),
+        hint: format!("{hint}\n--topic NAME   selects another topic"),
+        ..BenchFailure::new(Exit::NotFound, format!("the cluster has no topic {topic}"))
     };
     failure.into()
 }
@@ -200,12 +225,10 @@ pub(crate) async fn delete_topics(client: &Client, names: &[&str]) {
 }
 
 /// Returns the client settings of a load.
-pub(crate) fn config(load: &BenchLoad) -> Result<Config> {
-    Ok(Config {
+pub(crate) fn config(load: &BenchLoad) -> Config {
+    Config {
         request_timeout: REQUEST_TIMEOUT,
         seed: Some(load.seed),
-        token: TokenSource::from_env()?,
-        tls: load.tls.clone(),
-        ..Config::new(load.addr.iter().cloned())
-    })
+        ..load.cluster.clone().config()
+    }
 }

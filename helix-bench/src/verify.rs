@@ -6,6 +6,7 @@
 use std::collections::HashMap;
 use std::fmt;
 
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::exit;
@@ -83,7 +84,7 @@ struct CheckedLane {
 }
 
 /// Result of the comparison. All counts but the first two must be 0.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, JsonSchema)]
 pub(crate) struct ReadbackFindings {
     /// Records of this run that were read back.
     pub(crate) records: u64,
@@ -109,7 +110,7 @@ pub(crate) struct ReadbackFindings {
 
 /// Result of checking fetched batches without knowing what was written. All counts but the first
 /// must be 0.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, JsonSchema)]
 pub(crate) struct FetchFindings {
     pub(crate) records: u64,
     /// See [`ReadbackFindings`].
@@ -118,7 +119,7 @@ pub(crate) struct FetchFindings {
 }
 
 /// Result of a verification: the counts that were checked.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(untagged)]
 pub(crate) enum Verification {
     Written(ReadbackFindings),

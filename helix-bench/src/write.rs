@@ -14,12 +14,12 @@ use helix_proto::batch;
 use helix_proto::log::v1::{EncodedBatch, Record};
 use tokio::time::Instant;
 
-use crate::args::AckLevel;
 use crate::assignment::partitions_of;
 use crate::budget::{SendBudget, SendSlot};
 use crate::delivery::AckedRecords;
 use crate::load::BenchLoad;
 use crate::meter::LoadMeter;
+use crate::options::AckLevel;
 use crate::payload::{BatchPool, record};
 use crate::phase::{self, FAILURES_IN_A_ROW_MAX, LoadLane, RunPhase};
 use crate::readback::read_back;

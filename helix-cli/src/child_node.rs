@@ -20,7 +20,7 @@ use tokio::time::{Instant, sleep, timeout};
 use crate::exit::{CliError, Exit};
 use crate::files;
 use crate::output::message;
-use crate::tls::ContextTls;
+use crate::tls;
 
 /// Maximum time from the start of a node until it is ready.
 const START_MAX: Duration = Duration::from_secs(30);
@@ -183,7 +183,7 @@ impl ChildNode {
     /// # Errors
     /// Fails if the node exits or the time is up; the error has the last lines of its output.
     pub(crate) async fn ready(&mut self, nodes: Option<usize>) -> anyhow::Result<()> {
-        let tls = self.options.tls_dir.as_deref().map(ContextTls::in_directory);
+        let tls = self.options.tls_dir.as_deref().map(tls::in_directory);
         let tls = tls.map(|tls| tls.options()).transpose()?.flatten();
         let config = Config { attempt_timeout: START_MAX, tls, ..Config::new([self.address()]) };
         let admin = Client::new(config)?.admin();

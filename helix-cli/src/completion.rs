@@ -11,13 +11,13 @@ use clap::{Args, Command, CommandFactory, ValueEnum};
 use clap_complete::engine::{ArgValueCompleter, CompletionCandidate};
 use clap_complete::env::Shells;
 use clap_complete::{CompleteEnv, Shell};
-use helix_client::{Client, Config, TokenSource};
+use helix_client::contexts::{ClusterChoice, Contexts};
+use helix_client::{Client, Config};
 use helix_server::config::Flags;
 
-use crate::args::{Cli, TlsArgs};
+use crate::args::Cli;
 use crate::commands::explain;
-use crate::context::{self, Contexts};
-use crate::{output, tls};
+use crate::output;
 
 /// Variable that tells the program to complete instead of to run.
 const VARIABLE: &str = "COMPLETE";
@@ -135,16 +135,11 @@ fn ask<F>(question: impl FnOnce(Client) -> F) -> Vec<String>
 where
     F: Future<Output = Option<Vec<String>>>,
 {
-    let Ok(addresses) = context::resolve(&[], None) else { return Vec::new() };
-    let token = match addresses.token_file {
-        Some(file) => TokenSource::file(file),
-        None => TokenSource::from_env(),
-    };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let tls = tls::resolve(&TlsArgs::default(), addresses.tls);
-    let (Ok(token), Ok(tls), Ok(runtime)) = (token, tls, runtime) else { return Vec::new() };
-    let request_timeout = ANSWER_MAX;
-    let config = Config { token, tls, request_timeout, ..Config::new(addresses.addr) };
+    let (Ok(cluster), Ok(runtime)) = (ClusterChoice::default().resolve(), runtime) else {
+        return Vec::new();
+    };
+    let config = Config { request_timeout: ANSWER_MAX, ..cluster.config() };
     let answered = runtime.block_on(async {
         let client = Client::new(config).ok()?;
         tokio::time::timeout(ANSWER_MAX, question(client)).await.ok()?

@@ -130,25 +130,11 @@ fn parent(path: &Path) -> &Path {
     }
 }
 
-/// Returns the user's configuration directory of Helix; None without a home directory.
-pub(crate) fn config_directory() -> Option<PathBuf> {
-    user_directory("XDG_CONFIG_HOME", ".config")
-}
-
 /// Returns the user's directory for the state of Helix; None without a home directory.
 pub(crate) fn state_directory() -> Option<PathBuf> {
-    user_directory("XDG_STATE_HOME", ".local/state")
-}
-
-/// Returns the directory of Helix below the directory that a variable names, or below the home
-/// directory.
-fn user_directory(variable: &str, in_home: &str) -> Option<PathBuf> {
-    let of = |name| std::env::var_os(name).filter(|value| !value.is_empty());
-    let base = match of(variable) {
-        Some(directory) => PathBuf::from(directory),
-        None => PathBuf::from(of("HOME")?).join(in_home),
-    };
-    Some(base.join("helix"))
+    let of = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let base = of("XDG_STATE_HOME").or_else(|| Some(of("HOME")?.join(".local/state")));
+    Some(base?.join("helix"))
 }
 
 #[cfg(test)]

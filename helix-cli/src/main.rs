@@ -37,12 +37,12 @@ mod tls;
 mod units;
 mod wait_notes;
 
-use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::Parser;
-use helix_client::{PendingCalls, TokenSource};
+use helix_client::PendingCalls;
+use helix_client::contexts::ClusterChoice;
 
 use args::{Cli, CliCommand, ClusterSubcommand, GlobalArgs};
 use commands::{
@@ -127,29 +127,16 @@ fn report_usage(error: &clap::Error) -> ExitCode {
 
 /// Selects the addresses, the token and the files of TLS of a command that connects to a cluster.
 fn resolve(global: &mut GlobalArgs) -> anyhow::Result<()> {
-    let addresses = context::resolve(&global.addr, global.context.as_deref())?;
-    global.token = token_source(global, addresses.token_file)?;
-    global.tls_files = tls::resolve(&global.tls, addresses.tls)?;
-    (global.addr, global.addr_source) = (addresses.addr, addresses.source);
-    Ok(())
-}
-
-/// Selects the token: of `--token-file`, then of `--context`, then of the environment, then of the
-/// current context.
-fn token_source(global: &GlobalArgs, of_context: Option<PathBuf>) -> anyhow::Result<TokenSource> {
-    let named = of_context.as_ref().filter(|_| global.context.is_some());
-    let file = global.token_file.as_ref().or(named);
-    let source = match file {
-        Some(path) => TokenSource::file(path),
-        None => match (TokenSource::from_env(), of_context) {
-            (Ok(env), Some(path)) if env.is_none() => TokenSource::file(path),
-            (env, _) => env,
-        },
+    let choice = ClusterChoice {
+        addr: global.addr.clone(),
+        context: global.context.clone(),
+        token_file: global.token_file.clone(),
+        tls: tls::of_args(&global.tls),
     };
-    source.map_err(|error| {
-        let failure = CliError::new(Exit::Usage, "the token cannot be used");
-        failure.why(error.message.clone()).hint("helix whoami --token-file FILE").into()
-    })
+    let cluster = choice.resolve().map_err(context::failure)?;
+    (global.addr, global.addr_source) = (cluster.addr, cluster.source);
+    (global.token, global.tls_files) = (cluster.token, cluster.tls);
+    Ok(())
 }
 
 /// Prints the error, if any, and returns the exit code.

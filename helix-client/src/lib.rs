@@ -71,8 +71,12 @@ pub mod config;
 pub mod connection;
 mod connector;
 pub mod consumer;
+#[cfg(feature = "programs")]
+pub mod contexts;
 mod coordinator;
 pub mod error;
+#[cfg(feature = "programs")]
+pub mod exit;
 pub mod group;
 mod identity;
 pub mod partitioner;

@@ -202,8 +202,7 @@ pub(super) fn unimplemented_call<T>() -> Result<T, Status> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::args::PayloadKind;
-    use crate::payload::BatchPool;
+    use crate::payload::{BatchPool, PayloadKind};
 
     fn state() -> CeilingState {
         let batches = BatchPool::new(PayloadKind::Zero, 10, 100, 1, 1).into_batches();

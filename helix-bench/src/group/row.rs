@@ -1,9 +1,10 @@
 //! Measured values, each beside the reference that was measured with it.
 
+use schemars::JsonSchema;
 use serde::Serialize;
 
 /// One measurement, with the values of all runs.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 pub(super) struct GroupBenchRow {
     name: String,
     unit: &'static str,

@@ -1,10 +1,12 @@
 //! Highest rate that producers and consumers sustain, for a workload without a rate.
 
 use anyhow::{Context, Result};
+use helix_client::exit::Exit;
 
+use crate::exit::BenchFailure;
 use crate::format::grouped;
-use crate::progress;
 use crate::rate_limit::{RateSearch, STEPS_MAX};
+use crate::{interrupt, progress};
 
 /// First rate of the search, in messages per second.
 pub(super) const START_RATE: f64 = 10_000.0;
@@ -61,6 +63,10 @@ pub(super) async fn find_rate(
     {
         steps += 1;
         let reason = trial(rate).await?.reason();
+        if interrupt::is_requested() {
+            let what = "interrupted before the highest rate was found";
+            return Err(BenchFailure::new(Exit::Interrupted, what).into());
+        }
         progress::step(&format!(
             "trial {steps}: {} messages/s, {}",
             grouped(rate.round()),

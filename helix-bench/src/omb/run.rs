@@ -16,8 +16,8 @@ use crate::budget::{PhaseLimits, SendBudget, SendPacer};
 use crate::format::grouped;
 use crate::interval_meter::{IntervalMeter, SharedMeter};
 use crate::meter::Failures;
-use crate::progress;
 use crate::single_sends::{SingleSender, buffer_bytes};
+use crate::{interrupt, progress};
 
 /// Interval of the measurements. The format's charts expect it.
 const INTERVAL: Duration = Duration::from_secs(10);
@@ -168,7 +168,10 @@ impl<'a> OmbRun<'a> {
         let length = self.plan.workload.duration.clamp(TRIAL_MIN, TRIAL_MAX);
         let before = self.meter.totals();
         let load = RunningLoad::start(std::mem::take(&mut self.senders), rate, Some(length));
-        sleep_until(load.budget.start() + length).await;
+        tokio::select! {
+            () = sleep_until(load.budget.start() + length) => {}
+            () = interrupt::requested() => {}
+        }
         // Before the outstanding acks and deliveries are waited for.
         let (sent, after) = (load.budget.records_dealt(), self.meter.totals());
         let backlog = self.backlog();
@@ -199,9 +202,12 @@ impl<'a> OmbRun<'a> {
         let end = load.budget.start() + duration;
         loop {
             let next = log.next();
-            sleep_until(next.min(end)).await;
+            tokio::select! {
+                () = sleep_until(next.min(end)) => {}
+                () = interrupt::requested() => {}
+            }
             self.consumers.check()?;
-            if next >= end {
+            if next >= end || interrupt::is_requested() {
                 break;
             }
             log.note(&self.meter, self.backlog());
@@ -232,6 +238,10 @@ impl<'a> OmbRun<'a> {
             let now = Instant::now();
             if now >= log.next() {
                 log.note(&self.meter, self.backlog());
+            }
+            if interrupt::is_requested() {
+                self.consumers.resume();
+                break;
             }
             let stage_before = stage;
             stage = stage.next(self.backlog(), &limits, now, workload.duration);

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
 use helix_client::Client;
+use schemars::JsonSchema;
 use serde::Serialize;
 use tokio::sync::{Semaphore, watch};
 use tokio::task::{JoinHandle, JoinSet};
@@ -16,14 +17,14 @@ use super::order::StreamOrder;
 use crate::budget::SendBudget;
 use crate::load::BenchLoad;
 use crate::meter::LoadMeter;
-use crate::progress;
 use crate::target::{self, BenchTarget};
+use crate::{interrupt, progress};
 
 /// Node whose connections are cut.
 const CUT_LANE: usize = 0;
 
 /// One check and its outcome.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 pub(super) struct CheckStep {
     name: &'static str,
     pub(super) outcome: CheckOutcome,
@@ -31,7 +32,7 @@ pub(super) struct CheckStep {
 }
 
 /// Outcome of a check.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum CheckOutcome {
     Passed,
@@ -70,13 +71,13 @@ impl CheckStep {
 /// # Errors
 /// The cluster cannot be reached, or a task panicked.
 pub(super) async fn run(load: &BenchLoad, target: &BenchTarget) -> Result<Vec<CheckStep>> {
-    ensure!(load.tls.is_none(), "--check cuts its own connections, which have no TLS");
+    ensure!(load.cluster.tls.is_none(), "--check cuts its own connections, which have no TLS");
     let stream = EventStream::at_end(load, target).await?;
     let total = load.run.records.context("the check has a number of messages")?;
     let budget = SendBudget::closed_loop(load.run);
     let cutter = ConnectionCutter::new();
     let cut_client =
-        Client::new(helix_client::Config { dial: cutter.dial(), ..target::config(load)? })?;
+        Client::new(helix_client::Config { dial: cutter.dial(), ..target::config(load) })?;
     let (end, ended) = watch::channel(None);
     let receiver = |order, own, progress| StreamReceiver {
         order,
@@ -159,8 +160,12 @@ fn published(sent: &LoadMeter, in_log: u64) -> CheckStep {
 /// Waits until a subscriber has reached the offset. Without progress the check continues, and
 /// reports what was lost.
 async fn wait_for(reached: &mut watch::Receiver<u64>, offset: u64) {
-    // Ignored: the checks find what did not arrive.
-    let _ = timeout(DELIVERY_TIMEOUT, reached.wait_for(|reached| *reached >= offset)).await;
+    let arrival = timeout(DELIVERY_TIMEOUT, reached.wait_for(|reached| *reached >= offset));
+    tokio::select! {
+        // Ignored: the checks find what did not arrive.
+        _ = arrival => {}
+        () = interrupt::requested() => {}
+    }
 }
 
 /// Transfers leadership of the stream, or says why not.

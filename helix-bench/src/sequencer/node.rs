@@ -14,6 +14,7 @@ use tokio::time::{Duration, Instant, sleep_until, timeout};
 
 use super::order::{OrderFindings, StreamOrder};
 use crate::budget::{PhaseLimits, SendBudget};
+use crate::interrupt;
 use crate::load::BenchLoad;
 use crate::meter::{Failures, LatencyHistogram, LoadMeter};
 use crate::progress::{self, LiveLine};
@@ -241,13 +242,17 @@ pub(super) async fn throughput(
         meter.merge(&sent.context("a publisher has failed")?);
     }
     drop(line);
+    let measured = match interrupt::is_requested() {
+        true => measured_from.elapsed().min(duration),
+        false => duration,
+    };
     let reached = target.ends().await?.first().map_or(0, |end| end.offset);
     // Ignored: receivers that failed have reported their errors.
     let _ = end.send(Some(reached));
     while let Some(ended) = receivers.join_next().await {
         received.push(ended.context("a subscriber has failed")?);
     }
-    let seconds = duration.as_secs_f64().max(1e-9);
+    let seconds = measured.as_secs_f64().max(1e-9);
     let mut outcome = ThroughputOutcome {
         rates: Vec::new(),
         seen: LatencyHistogram::new(),

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use helix_proto::batch;
 use helix_proto::log::v1::{EncodedBatch, StoredBatch};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::stamp::Stamp;
@@ -25,7 +26,7 @@ pub(crate) struct StreamOrder {
 }
 
 /// Violations of the order. All counts but the first must be 0.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, JsonSchema)]
 pub(crate) struct OrderFindings {
     pub(crate) records: u64,
     /// Records between two received ones of the same node, or offsets between two batches.

@@ -34,7 +34,7 @@ fn write(dir: &Path, name: &str, text: &str) -> PathBuf {
 fn omb(server: &MemoryServer, dir: &Path, workload: &str) -> (String, Value) {
     write(dir, "payload.data", "12345");
     let path = write(dir, "workload.yaml", workload);
-    let ran = server.bench(dir, &["omb", path.to_str().unwrap(), "--acks", "quorum-written"]);
+    let ran = server.bench(dir, &format!("omb {} --acks quorum-written", path.display()));
     assert_eq!(server.topics("bench-"), [""; 0], "topics of the bench are deleted");
     assert_eq!(server.groups(), [""; 0], "groups of the bench are deleted");
     ran
@@ -109,7 +109,7 @@ fn perf_prints_the_lines_of_the_tool() {
     let flags = "perf --topic perf --create-topic 2 --num-records 1000 --record-size 100 \
                  --throughput 1000 --batch-size 16384 --reporting-interval 300 --producer-props \
                  acks=all linger.ms=2";
-    let (text, result) = server.bench(dir.path(), &flags.split_whitespace().collect::<Vec<_>>());
+    let (text, result) = server.bench(dir.path(), flags);
     let lines: Vec<&str> = text.lines().collect();
     let (last, windows) = lines.split_last().unwrap();
     assert!(last.starts_with("1000 records sent, ") && last.ends_with(" ms 99.9th."), "{text}");

@@ -4,11 +4,13 @@
 #![allow(clippy::unwrap_used)] // Clippy does not treat test helpers as tests.
 
 mod field_formats;
+mod invocation;
+mod schema;
 
 use std::path::Path;
 use std::process::{Command, Output};
 
-use helix_client::{Client, Config};
+use helix_client::{Admin, Client, Config};
 use helix_server::config::ServerConfig;
 use helix_server::server::{RunningServer, Server};
 use serde_json::Value;
@@ -23,37 +25,46 @@ struct MemoryServer {
 
 impl MemoryServer {
     fn start() -> Self {
+        Self::start_with(ServerConfig::in_memory())
+    }
+
+    fn start_with(config: ServerConfig) -> Self {
         let runtime = Runtime::new().unwrap();
-        let running = runtime.block_on(Server::start(ServerConfig::in_memory())).unwrap();
+        let running = runtime.block_on(Server::start(config)).unwrap();
         let address = running.local_addr().to_string();
         Self { runtime, running: Some(running), address }
     }
 
-    fn topics(&self, prefix: &str) -> Vec<String> {
+    fn admin(&self) -> Admin {
         let _entered = self.runtime.enter();
-        let admin = Client::new(Config::new([self.address.clone()])).unwrap().admin();
-        let topics = self.runtime.block_on(admin.topics(prefix)).unwrap();
+        Client::new(Config::new([self.address.clone()])).unwrap().admin()
+    }
+
+    fn topics(&self, prefix: &str) -> Vec<String> {
+        let topics = self.runtime.block_on(self.admin().topics(prefix)).unwrap();
         topics.into_iter().map(|topic| topic.name).collect()
     }
 
     fn groups(&self) -> Vec<String> {
-        let _entered = self.runtime.enter();
-        let admin = Client::new(Config::new([self.address.clone()])).unwrap().admin();
-        let groups = self.runtime.block_on(admin.groups()).unwrap();
+        let groups = self.runtime.block_on(self.admin().groups()).unwrap();
         groups.into_iter().map(|group| group.group).collect()
     }
 
     /// Runs the program, and returns what it printed and its JSON result.
-    fn bench(&self, dir: &Path, arguments: &[&str]) -> (String, Value) {
+    fn bench(&self, dir: &Path, arguments: &str) -> (String, Value) {
         let json = dir.join("result.json");
-        let mut arguments = arguments.to_vec();
+        let mut arguments: Vec<&str> = arguments.split_whitespace().collect();
         let path = json.to_str().unwrap();
         arguments.extend(["--addr", &self.address, "--json", path]);
         let output = helix_bench(&arguments);
         let text = String::from_utf8(output.stdout).unwrap();
         assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
-        let result = std::fs::OpenOptions::new().read(true).open(json).unwrap();
-        (text, serde_json::from_reader(result).unwrap())
+        let result = stored(&json);
+        // A result in the format of another project has no mode.
+        if !result["mode"].is_null() {
+            schema::check(&result);
+        }
+        (text, result)
     }
 }
 
@@ -69,6 +80,11 @@ fn helix_bench(arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_helix-bench")).args(arguments).output().unwrap()
 }
 
+fn stored(path: &Path) -> Value {
+    let result = std::fs::OpenOptions::new().read(true).open(path).unwrap();
+    serde_json::from_reader(result).unwrap()
+}
+
 fn number(value: &Value) -> f64 {
     value.as_f64().unwrap_or_else(|| panic!("{value} is no number"))
 }
@@ -76,26 +92,13 @@ fn number(value: &Value) -> f64 {
 #[test]
 fn pubsub_delivers_each_message_once_to_each_subscriber() {
     let (server, dir) = (MemoryServer::start(), tempfile::tempdir().unwrap());
-    let plots = dir.path().join("plots");
+    let plots = dir.path().join("plots").display().to_string();
     let (text, result) = server.bench(
         dir.path(),
-        &[
-            "pubsub",
-            "--producers",
-            "3",
-            "--consumers",
-            "4",
-            "--topics",
-            "2",
-            "--payload",
-            "256B,4KiB",
-            "--duration",
-            "300ms",
-            "--warmup",
-            "100ms",
-            "--plot",
-            plots.to_str().unwrap(),
-        ],
+        &format!(
+            "pubsub --producers 3 --consumers 4 --topics 2 --payload 256B,4KiB --duration \
+             300ms --warmup 100ms --plot {plots}"
+        ),
     );
     let rows = result["rows"].as_array().unwrap();
     assert_eq!(rows.len(), 2);
@@ -111,7 +114,7 @@ fn pubsub_delivers_each_message_once_to_each_subscriber() {
     }
     assert!(text.contains("4 KiB") && text.contains("doubled"), "{text}");
     for name in ["messages", "latency", "bytes"] {
-        assert!(plots.join(format!("pubsub-{name}.svg")).is_file());
+        assert!(Path::new(&plots).join(format!("pubsub-{name}.svg")).is_file());
     }
     // The topics are deleted.
     assert_eq!(server.topics("bench-"), [""; 0]);
@@ -127,19 +130,8 @@ fn pubsub_measures_from_the_intended_send() {
     let (server, dir) = (MemoryServer::start(), tempfile::tempdir().unwrap());
     let (_, result) = server.bench(
         dir.path(),
-        &[
-            "pubsub",
-            "--payload",
-            "256B",
-            "--batch-size",
-            "1",
-            "--rate",
-            "500",
-            "--duration",
-            "500ms",
-            "--warmup",
-            "100ms",
-        ],
+        "pubsub --payload 256B --batch-size 1 --rate 500 --duration 500ms --warmup \
+             100ms",
     );
     let run = &result["rows"][0]["run"];
     // A send that is later than intended counts as latency, so both parts are reported.
@@ -151,20 +143,10 @@ fn pubsub_measures_from_the_intended_send() {
 #[test]
 fn sequencer_shows_one_order_to_all_nodes() {
     let (server, dir) = (MemoryServer::start(), tempfile::tempdir().unwrap());
-    let plots = dir.path().join("plots");
+    let plots = dir.path().join("plots").display().to_string();
     let (text, result) = server.bench(
         dir.path(),
-        &[
-            "sequencer",
-            "--size",
-            "64,1400",
-            "--duration",
-            "300ms",
-            "--warmup",
-            "100ms",
-            "--plot",
-            plots.to_str().unwrap(),
-        ],
+        &format!("sequencer --size 64,1400 --duration 300ms --warmup 100ms --plot {plots}"),
     );
     let latency = result["latency"].as_array().unwrap();
     assert_eq!((latency.len(), latency[1]["steps"].as_array().unwrap().len()), (2, 6));
@@ -177,7 +159,7 @@ fn sequencer_shows_one_order_to_all_nodes() {
         assert_eq!((&row["is_order_equal"], &row["lost"]), (&Value::from(true), &Value::from(0)));
     }
     assert!(text.contains("99.999") && text.contains("gRPC over TCP"), "{text}");
-    assert!(plots.join("sequencer-latency.svg").is_file());
+    assert!(Path::new(&plots).join("sequencer-latency.svg").is_file());
 }
 
 #[test]
@@ -222,7 +204,7 @@ fn sequencer_has_rows_without_tcp() {
 #[test]
 fn sequencer_check_passes_over_cut_connections() {
     let (server, dir) = (MemoryServer::start(), tempfile::tempdir().unwrap());
-    let (text, result) = server.bench(dir.path(), &["sequencer", "--check", "--records", "6000"]);
+    let (text, result) = server.bench(dir.path(), "sequencer --check --records 6000");
     let outcome = |name: &str| {
         let steps = result["check"].as_array().unwrap();
         let step = steps.iter().find(|step| step["name"] == name);
@@ -237,19 +219,42 @@ fn sequencer_check_passes_over_cut_connections() {
 #[test]
 fn single_runs_are_plotted_and_reported_together() {
     let (server, dir) = (MemoryServer::start(), tempfile::tempdir().unwrap());
-    let plots = dir.path().join("plots");
-    let (text, result) = server.bench(
-        dir.path(),
-        &["e2e", "--subscribers", "2", "--records", "200", "--plot", plots.to_str().unwrap()],
-    );
+    let plots = dir.path().join("plots").display().to_string();
+    let (text, result) =
+        server.bench(dir.path(), &format!("e2e --subscribers 2 --records 200 --plot {plots}"));
     assert!(text.contains("e2e"), "{text}");
     assert_eq!((&result["errors"], &result["records"]), (&Value::from(0), &Value::from(200)));
     assert_eq!(result["latency_us"]["count"], 400);
-    assert!(plots.join("e2e-latency-clients.svg").is_file());
+    assert!(Path::new(&plots).join("e2e-latency-clients.svg").is_file());
     let (stored, page) = (dir.path().join("result.json"), dir.path().join("page.html"));
     let paths = [stored.to_str().unwrap(), page.to_str().unwrap()];
     assert!(helix_bench(&["report", paths[0], "-o", paths[1]]).status.success());
     assert!(page.is_file());
+}
+
+#[test]
+fn the_log_and_comparisons_are_plotted_and_their_ratio_is_shown() {
+    let (server, dir) = (MemoryServer::start(), tempfile::tempdir().unwrap());
+    let path = |name: &str| dir.path().join(name).display().to_string();
+    let [log, plots] = ["wal.json", "plots"].map(path);
+    let flags = format!(
+        "wal --storage memory --keep 0 --group-size 64KiB --entry-size 1KiB --duration 50ms \
+         --warmup 0s --json {log} --plot {plots}"
+    );
+    let output = helix_bench(&flags.split(' ').collect::<Vec<_>>());
+    assert!(output.status.success(), "{output:?}");
+    let flags = format!("compare --runs 2 --duration 200ms --warmup 50ms --plot {plots}");
+    let (_, compared) = server.bench(dir.path(), &flags);
+    assert_eq!((&compared["mode"], &compared["load_mode"]), (&"compare".into(), &"write".into()));
+    schema::check(&stored(Path::new(&log)));
+    for name in ["wal-throughput", "wal-latency", "compare-throughput", "compare-ratio"] {
+        assert!(Path::new(&plots).join(format!("{name}.svg")).is_file(), "{name}");
+    }
+    let tables = helix_bench(&["tables", &path("result.json"), "--limit", &log]);
+    let tables = String::from_utf8(tables.stdout).unwrap();
+    assert!(tables.contains("| ceiling MB/s | log MB/s | of the lower |"), "{tables}");
+    let row = tables.lines().find(|line| line.starts_with("| write | memory |"));
+    assert!(row.is_some_and(|row| !row.contains("| - |")), "{tables}");
 }
 
 #[test]
@@ -259,8 +264,7 @@ fn flags_without_effect_and_unknown_results_are_rejected() {
         &["pubsub", "--payload", "8B"],
         &["sequencer", "--check", "--nodes", "1"],
         &["sequencer", "--check", "--plot", "plots"],
-        &["limit", "--plot", "plots"],
-        &["compare", "--plot", "plots"],
+        &["ceiling", "--addr", "n1"],
     ] {
         let output = helix_bench(arguments);
         assert_eq!(output.status.code(), Some(2), "{arguments:?}");
@@ -271,20 +275,8 @@ fn flags_without_effect_and_unknown_results_are_rejected() {
 #[test]
 fn connections_are_opened_and_their_requests_delivered() {
     let (server, dir) = (MemoryServer::start(), tempfile::tempdir().unwrap());
-    let (text, result) = server.bench(
-        dir.path(),
-        &[
-            "connections",
-            "--count",
-            "20,50",
-            "--rate",
-            "200",
-            "--duration",
-            "500ms",
-            "--warmup",
-            "100ms",
-        ],
-    );
+    let (text, result) = server
+        .bench(dir.path(), "connections --count 20,50 --rate 200 --duration 500ms --warmup 100ms");
     let rows = result["rows"].as_array().unwrap();
     assert_eq!(rows.len(), 2);
     for (row, count) in rows.iter().zip([20, 50]) {
@@ -302,21 +294,8 @@ fn limit_finds_a_rate_and_shows_its_steps() {
     // The bound is far above any latency, so the search ends where the rate is not reached.
     let (text, result) = server.bench(
         dir.path(),
-        &[
-            "limit",
-            "--mode",
-            "write",
-            "--max-p99",
-            "10s",
-            "--start",
-            "500",
-            "--batch-size",
-            "1",
-            "--duration",
-            "200ms",
-            "--warmup",
-            "50ms",
-        ],
+        "limit --mode write --max-p99 10s --start 500 --batch-size 1 --duration 200ms \
+             --warmup 50ms",
     );
     let steps = result["steps"].as_array().unwrap();
     let highest = number(&result["highest_rate"]);
@@ -332,33 +311,11 @@ fn group_measures_each_part_beside_its_reference() {
     let parts = ["read", "commit", "handover", "heartbeat", "memory"].join(",");
     let (text, result) = server.bench(
         dir.path(),
-        &[
-            "group",
-            "--parts",
-            &parts,
-            "--runs",
-            "1",
-            "--partitions",
-            "4",
-            "--records",
-            "2000",
-            "--committers",
-            "3",
-            "--leaves",
-            "2",
-            "--session-timeout",
-            "1s",
-            "--groups",
-            "2",
-            "--members",
-            "2",
-            "--heartbeat",
-            "400ms",
-            "--empty-groups",
-            "50",
-            "--duration",
-            "1200ms",
-        ],
+        &format!(
+            "group --parts {parts} --runs 1 --partitions 4 --records 2000 --committers 3 \
+             --leaves 2 --session-timeout 1s --groups 2 --members 2 --heartbeat 400ms \
+             --empty-groups 50 --duration 1200ms"
+        ),
     );
     let rows = result["rows"].as_array().unwrap();
     assert_eq!(rows.len(), 11, "{text}");

@@ -2,15 +2,14 @@
 //! Connects to no cluster; `crate::context` selects the addresses of a command.
 
 use anyhow::Context as _;
+use helix_client::contexts::{ADDR_DEFAULT, ADDR_VARIABLE, ContextEntry, Contexts};
 use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::args::{ContextSubcommand, GlobalArgs, TlsArgs};
-use crate::context::{ContextEntry, Contexts, DEFAULT_ADDR, ENV, path};
 use crate::exit::{CliError, Exit};
 use crate::output::{Output, message};
-use crate::tls::ContextTls;
-use crate::units;
+use crate::{context, tls, units};
 
 /// A context.
 #[derive(Debug, Serialize, JsonSchema)]
@@ -28,7 +27,7 @@ pub(crate) struct ContextRow {
 }
 
 pub(crate) fn run(global: &GlobalArgs, command: &ContextSubcommand) -> anyhow::Result<()> {
-    let mut contexts = Contexts::load()?;
+    let mut contexts = context::load()?;
     match command {
         ContextSubcommand::List => {
             if contexts.contexts.is_empty() && !global.quiet {
@@ -45,23 +44,26 @@ pub(crate) fn run(global: &GlobalArgs, command: &ContextSubcommand) -> anyhow::R
             let entry = ContextEntry { token_file, ..entry };
             contexts.contexts.insert(name.clone(), entry);
             if *make_current || contexts.current.is_none() {
-                contexts.switch_to(name)?;
+                contexts.switch_to(name).map_err(context::failure)?;
             }
         }
-        ContextSubcommand::Use { name } => contexts.switch_to(name)?,
-        ContextSubcommand::Remove { name } => contexts.remove(name)?,
+        ContextSubcommand::Use { name } => {
+            contexts.switch_to(name).map_err(context::failure)?;
+        }
+        ContextSubcommand::Remove { name } => contexts.remove(name).map_err(context::failure)?,
     }
-    contexts.save()?;
+    context::save(&contexts)?;
     if !global.quiet {
         let current = match &contexts.current {
             Some(name) => format!("current: {name}"),
-            None => match std::env::var(ENV) {
+            None => match std::env::var(ADDR_VARIABLE) {
                 Ok(addr) => format!("no current context; commands use {addr} of HELIX_ADDR"),
-                Err(_) => format!("no current context; commands use {DEFAULT_ADDR}"),
+                Err(_) => format!("no current context; commands use {ADDR_DEFAULT}"),
             },
         };
         let count = units::counted(contexts.contexts.len() as u64, "context");
-        message!("{count} in {}; {current}", path()?.display());
+        let path = Contexts::path().map_err(context::failure)?;
+        message!("{count} in {}; {current}", path.display());
     }
     Ok(())
 }
@@ -76,8 +78,8 @@ fn context_entry(name: &str, addr: &[String], tls: &TlsArgs) -> anyhow::Result<C
         let failure = CliError::new(Exit::Usage, "the addresses of the context are missing");
         return Err(failure.hint(format!("helix context add {name} --addr HOST:PORT,...")).into());
     }
-    let tls = ContextTls::of_args(tls);
-    tls.options()?;
+    let tls = tls::of_args(tls);
+    tls.options().map_err(context::failure)?;
     Ok(ContextEntry { addr: addr.to_vec(), token_file: None, tls })
 }
 

@@ -7,6 +7,7 @@ mod directory;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
+use helix_client::contexts::ContextEntry;
 use schemars::JsonSchema;
 use serde::Serialize;
 use tokio::time::Instant;
@@ -14,13 +15,11 @@ use tokio::time::Instant;
 use crate::args::{DevArgs, DevStartArgs, DevSubcommand, GlobalArgs, PEER_PORT_STEP};
 use crate::child_node::{ChildNode, ProcessState, is_free};
 use crate::commands::cert::make_dev_certificates;
-use crate::context::{ContextEntry, Contexts};
 use crate::exit::{CliError, Exit};
 use crate::interrupt::interrupted;
 use crate::local_cluster::{ClusterPlan, LocalCluster, NodePorts};
 use crate::output::{Output, message, unless_closed};
-use crate::tls::ContextTls;
-use crate::units;
+use crate::{context, tls, units};
 use control::{
     ControlRequest, ControlResponse, ControlSocket, PendingRequest, ProcessStatus, with_port,
 };
@@ -86,19 +85,19 @@ const TLS_CONTEXT: &str = "dev-tls";
 fn save_context(addr: &str, tls_dir: &Path) -> anyhow::Result<()> {
     let tls_dir = std::path::absolute(tls_dir).context("find the certificates")?;
     let addr = addr.split(',').map(str::to_owned).collect();
-    let tls = ContextTls::in_directory(&tls_dir);
+    let tls = tls::in_directory(&tls_dir);
     let entry = ContextEntry { addr, token_file: None, tls };
-    let mut contexts = Contexts::load()?;
+    let mut contexts = context::load()?;
     contexts.contexts.insert(TLS_CONTEXT.to_owned(), entry);
-    contexts.save()
+    context::save(&contexts)
 }
 
 /// Removes the context of this cluster, whose certificates are removed too.
 fn forget_context(addresses: &[String]) -> anyhow::Result<()> {
-    let mut contexts = Contexts::load()?;
+    let mut contexts = context::load()?;
     if contexts.contexts.get(TLS_CONTEXT).is_some_and(|entry| entry.addr == addresses) {
-        contexts.remove(TLS_CONTEXT)?;
-        contexts.save()?;
+        contexts.remove(TLS_CONTEXT).map_err(context::failure)?;
+        context::save(&contexts)?;
     }
     Ok(())
 }

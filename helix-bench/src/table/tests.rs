@@ -1,0 +1,82 @@
+//! Tests of tables.
+
+use super::*;
+
+fn result() -> Value {
+    serde_json::json!({
+        "mode": "pubsub",
+        "title": "pubsub: one row",
+        "rows": [{
+            "payload_bytes": 1024, "messages_per_sec": 12345.6, "messages": 1000,
+            "payload_bytes_per_sec": 12_641_894.4, "lost": 1, "doubled": 0,
+            "run": {
+                "load": { "batch_size": 32 },
+                "latency_us": { "mean": 1500.0, "p50": 1000.0, "p95": 2000.0, "p99": 3000.0 },
+                "latency_parts_us": {},
+            },
+        }],
+        "notes": ["a note"],
+    })
+}
+
+#[test]
+fn table_of_a_result_is_aligned() {
+    let text = plain(&result()).unwrap();
+    let lines: Vec<&str> = text.lines().collect();
+    assert_eq!(lines[0], "pubsub: one row");
+    assert!(lines[2].starts_with("payload  batch  messages/s"), "{text}");
+    assert!(lines[3].starts_with("  1 KiB     32      12,346  12.6    1.500"), "{text}");
+    assert!(lines[3].ends_with("        -     1,000     1        0"), "{text}");
+    assert_eq!((lines[2].len(), lines[4]), (lines[3].len(), "note: a note"));
+}
+
+#[test]
+fn markdown_has_as_many_columns_in_each_row() {
+    let text = tables(&result(), &KnownLimits::default()).unwrap()[0].markdown();
+    let columns: Vec<usize> = text.lines().skip(2).map(|line| line.matches('|').count()).collect();
+    assert_eq!(columns, [14, 14, 14], "{text}");
+}
+
+#[test]
+fn runs_of_one_load_share_a_table() {
+    let run = |clients: u64| {
+        serde_json::json!({
+            "records_per_sec": 1000.0, "mb_per_sec": 1.024, "errors": 0, "node_count": 1,
+            "storage": "memory", "latency_us": { "p50": 100.0, "p99": 200.0, "p999": 300.0 },
+            "load": { "mode": "write", "clients": clients, "size": 1024, "batch_size": 100 },
+        })
+    };
+    let tables = tables_of_all(&[run(16), result(), run(4)], &[]).unwrap();
+    assert_eq!((tables.len(), tables[1].rows.len()), (2, 2));
+    let cells = ["write", "memory", "1", "4", "1 KiB x 100", "1,000", "1.0"];
+    assert_eq!(tables[1].rows[0][..7], cells);
+}
+
+#[test]
+fn limits_add_their_columns() {
+    let run = |storage: &str, mb_per_sec: f64| {
+        let load = serde_json::json!({ "mode": "write", "clients": 4, "size": 1024 });
+        serde_json::json!({ "storage": storage, "mb_per_sec": mb_per_sec, "load": load })
+    };
+    let log = serde_json::json!({ "mode": "wal", "storage": "disk", "mb_per_sec": 300.0 });
+    let results = [run("disk", 150.0), run("none", 600.0)];
+    let tables = tables_of_all(&results, &[log]).unwrap();
+    // Ordered by storage.
+    assert_eq!(tables[0].rows[0][11..], ["600", "300", "0.50"]);
+    assert_eq!(tables[0].rows[1][11..], ["-", "-", "-"]);
+    assert_eq!(tables[0].columns.len(), tables[0].rows[0].len());
+}
+
+#[test]
+fn long_titles_are_wrapped() {
+    let text = wrapped(&"word ".repeat(50));
+    assert!(text.lines().all(|line| line.len() <= 100 && !line.ends_with("  ")), "{text}");
+    assert_eq!(text.split_whitespace().count(), 50);
+    assert_eq!(wrapped("short\n\n"), "short\n\n");
+}
+
+#[test]
+fn result_of_an_unknown_mode_is_rejected() {
+    let error = plain(&serde_json::json!({ "mode": "other" })).unwrap_err();
+    assert_eq!(error.to_string(), "no table for a result of mode other");
+}

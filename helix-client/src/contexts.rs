@@ -1,0 +1,578 @@
+//! Contexts: named clusters in a file of the user, and the choice of the cluster to connect to.
+//!
+//! `helix context` maintains the file. A program that follows it connects where `helix` does:
+//! ```no_run
+//! use helix_client::Client;
+//! use helix_client::contexts::ClusterChoice;
+//!
+//! # async fn connect() -> Result<(), Box<dyn std::error::Error>> {
+//! let cluster = ClusterChoice::default().resolve()?;
+//! let client = Client::connect(cluster.config()).await?;
+//! # Ok(())
+//! # }
+//! ```
+
+// Reads the user's file.
+#![allow(clippy::disallowed_methods)]
+
+use std::collections::BTreeMap;
+use std::error::Error as StdError;
+use std::fmt;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+use helix_proto::address;
+use serde::{Deserialize, Serialize};
+
+use crate::config::{Config, TlsOptions};
+use crate::token::TokenSource;
+
+/// Address used if no other is given.
+pub const ADDR_DEFAULT: &str = "127.0.0.1:9092";
+
+/// Environment variable with addresses: `HOST:PORT,...`.
+pub const ADDR_VARIABLE: &str = "HELIX_ADDR";
+
+/// Environment variables with files of TLS, in the order of [`ContextTls`].
+const CA_VARIABLE: &str = "HELIX_TLS_CA";
+const CERT_VARIABLE: &str = "HELIX_TLS_CERT";
+const KEY_VARIABLE: &str = "HELIX_TLS_KEY";
+
+/// Content of the contexts file.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Contexts {
+    /// Name of the current context.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub current: Option<String>,
+    /// Name of the previous current context.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub previous: Option<String>,
+    /// Clusters by name.
+    #[serde(default)]
+    pub contexts: BTreeMap<String, ContextEntry>,
+}
+
+/// The cluster of a context.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ContextEntry {
+    /// Nodes to contact first.
+    pub addr: Vec<String>,
+    /// File with the token for this cluster.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub token_file: Option<PathBuf>,
+    /// Files of TLS; empty for a cluster without TLS.
+    #[serde(default, skip_serializing_if = "ContextTls::is_empty")]
+    pub tls: ContextTls,
+}
+
+/// Files of TLS as a context has them.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ContextTls {
+    /// CAs of the nodes, PEM; turns TLS on.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ca: Option<PathBuf>,
+    /// Certificate of the client, PEM.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cert: Option<PathBuf>,
+    /// Private key of the certificate, PEM.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub key: Option<PathBuf>,
+    /// Name that the certificates of all nodes must have.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub server_name: Option<String>,
+}
+
+/// Reason why no cluster could be chosen.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ContextError {
+    /// Kind, by which a program selects its exit code.
+    pub kind: ContextErrorKind,
+    /// Description of the problem.
+    pub what: String,
+    /// Cause; may be empty.
+    pub why: String,
+    /// Command or option that helps; may be empty.
+    pub hint: String,
+}
+
+/// Kind of a [`ContextError`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ContextErrorKind {
+    /// A setting is not valid, or lacks another setting that it needs.
+    InvalidSetting,
+    /// There is no context of the name.
+    UnknownContext,
+    /// The contexts file cannot be found, read or parsed.
+    ContextsFile,
+}
+
+impl ContextError {
+    fn new(kind: ContextErrorKind, what: impl Into<String>) -> Self {
+        Self { kind, what: what.into(), why: String::new(), hint: String::new() }
+    }
+
+    fn why(self, why: impl Into<String>) -> Self {
+        Self { why: why.into(), ..self }
+    }
+
+    fn hint(self, hint: impl Into<String>) -> Self {
+        Self { hint: hint.into(), ..self }
+    }
+}
+
+impl fmt::Display for ContextError {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(&self.what)?;
+        match self.why.as_str() {
+            "" => Ok(()),
+            why => write!(formatter, ": {why}"),
+        }
+    }
+}
+
+impl StdError for ContextError {}
+
+impl Contexts {
+    /// Returns the path of the user's file.
+    ///
+    /// # Errors
+    /// Fails without a home directory.
+    pub fn path() -> Result<PathBuf, ContextError> {
+        let of = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+        let base = of("XDG_CONFIG_HOME").or_else(|| Some(of("HOME")?.join(".config")));
+        let base = base.ok_or_else(|| {
+            let kind = ContextErrorKind::ContextsFile;
+            let error = ContextError::new(kind, "no directory for the contexts file");
+            error.why("neither XDG_CONFIG_HOME nor HOME is set").hint("export HOME=DIRECTORY")
+        })?;
+        Ok(base.join("helix/config.toml"))
+    }
+
+    /// Loads the user's contexts; empty if there is no file.
+    ///
+    /// # Errors
+    /// Fails if the file cannot be read or parsed.
+    pub fn load() -> Result<Self, ContextError> {
+        match Self::path() {
+            Ok(path) => Self::load_from(&path),
+            // Without a home directory there are no contexts.
+            Err(_) => Ok(Self::default()),
+        }
+    }
+
+    /// Loads the contexts of a file; empty if there is no file.
+    ///
+    /// # Errors
+    /// As [`Self::load`].
+    pub fn load_from(path: &Path) -> Result<Self, ContextError> {
+        let failed = |what: String, why: String| {
+            ContextError::new(ContextErrorKind::ContextsFile, what).why(why)
+        };
+        let text = match std::fs::read_to_string(path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Self::default()),
+            Err(error) => {
+                return Err(failed(format!("cannot read {}", path.display()), error.to_string()));
+            }
+        };
+        toml::from_str(&text).map_err(|error| {
+            let what = format!("{} is not valid", path.display());
+            let error = failed(what, error.to_string().trim_end().to_owned());
+            error.hint("correct the file, or remove it and add the contexts again")
+        })
+    }
+
+    /// Returns a context.
+    ///
+    /// # Errors
+    /// Fails if there is no context of this name.
+    pub fn get(&self, name: &str) -> Result<&ContextEntry, ContextError> {
+        self.contexts.get(name).ok_or_else(|| {
+            let what = format!("there is no context {name:?}");
+            let error = ContextError::new(ContextErrorKind::UnknownContext, what);
+            let known: Vec<&str> = self.contexts.keys().map(String::as_str).collect();
+            let error = match known.as_slice() {
+                [] => error.why("no context is defined"),
+                known => error.why(format!("defined contexts: {}", known.join(", "))),
+            };
+            error.hint(format!("helix context add {name} --addr HOST:PORT,..."))
+        })
+    }
+
+    /// Makes a context the current one; `-` is the previous one.
+    ///
+    /// # Errors
+    /// Fails if there is no context of this name.
+    pub fn switch_to(&mut self, name: &str) -> Result<(), ContextError> {
+        let name = match name {
+            "-" => self.previous.clone().ok_or_else(|| {
+                let kind = ContextErrorKind::UnknownContext;
+                let error = ContextError::new(kind, "there is no previous context");
+                error.hint("helix context list")
+            })?,
+            name => name.to_owned(),
+        };
+        self.get(&name)?;
+        if self.current.as_ref() != Some(&name) {
+            self.previous = self.current.replace(name);
+        }
+        Ok(())
+    }
+
+    /// Removes a context. If it is the current one, no context is current afterwards.
+    ///
+    /// # Errors
+    /// Fails if there is no context of this name.
+    pub fn remove(&mut self, name: &str) -> Result<(), ContextError> {
+        self.get(name)?;
+        self.contexts.remove(name);
+        self.current.take_if(|current| current == name);
+        self.previous.take_if(|previous| previous == name);
+        Ok(())
+    }
+}
+
+impl ContextTls {
+    /// Returns true without any file or name.
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+
+    fn of_environment(variable: impl Fn(&str) -> Option<String>) -> Self {
+        let path = |name| variable(name).filter(|it| !it.is_empty()).map(PathBuf::from);
+        Self {
+            ca: path(CA_VARIABLE),
+            cert: path(CERT_VARIABLE),
+            key: path(KEY_VARIABLE),
+            server_name: None,
+        }
+    }
+
+    /// Converts the files for the client; `None` without TLS.
+    ///
+    /// # Errors
+    /// Fails if a file is missing among them.
+    pub fn options(&self) -> Result<Option<TlsOptions>, ContextError> {
+        let missing = |what: &str, hint: &str| {
+            Err(ContextError::new(ContextErrorKind::InvalidSetting, what).hint(hint))
+        };
+        let Some(ca) = &self.ca else {
+            return match self.is_empty() {
+                true => Ok(None),
+                false => missing("TLS needs the CA of the nodes", "--tls-ca FILE"),
+            };
+        };
+        let certificate = match (&self.cert, &self.key) {
+            (Some(cert), Some(key)) => Some((cert.clone(), key.clone())),
+            (None, None) => None,
+            (Some(_), None) => {
+                return missing("the certificate has no private key", "--tls-key FILE");
+            }
+            (None, Some(_)) => {
+                return missing("the private key has no certificate", "--tls-cert FILE");
+            }
+        };
+        let (ca_files, server_name) = (vec![ca.clone()], self.server_name.clone());
+        Ok(Some(TlsOptions { ca_files, certificate, server_name }))
+    }
+}
+
+/// Settings of one invocation of a program. Contexts and the environment supply the rest.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ClusterChoice {
+    /// Nodes to contact first, as of `--addr`; empty to take them from elsewhere.
+    pub addr: Vec<String>,
+    /// Name of a context, as of `--context`.
+    pub context: Option<String>,
+    /// File with the token, as of `--token-file`.
+    pub token_file: Option<PathBuf>,
+    /// Files of TLS, as of `--tls-ca` and its siblings.
+    pub tls: ContextTls,
+}
+
+/// Cluster to connect to.
+#[derive(Debug, Clone)]
+pub struct ChosenCluster {
+    /// Nodes to contact first.
+    pub addr: Vec<String>,
+    /// Setting that the addresses come from, such as `--addr` or `context dev`.
+    pub source: String,
+    /// Token that calls carry.
+    pub token: TokenSource,
+    /// Files of TLS; `None` without TLS.
+    pub tls: Option<TlsOptions>,
+}
+
+impl ChosenCluster {
+    /// Returns the client settings, otherwise with their defaults.
+    pub fn config(self) -> Config {
+        Config { token: self.token, tls: self.tls, ..Config::new(self.addr) }
+    }
+}
+
+/// Addresses, and the context that they are from.
+struct AddressSource {
+    addr: Vec<String>,
+    source: String,
+    context: Option<ContextEntry>,
+}
+
+impl ClusterChoice {
+    /// Chooses the cluster.
+    ///
+    /// The addresses are those of the first of these that has some: `addr`, `context`,
+    /// `HELIX_ADDR`, the current context, and [`ADDR_DEFAULT`]. A context supplies its token and
+    /// its files of TLS only if it supplies the addresses.
+    ///
+    /// The token is that of `token_file`, of a named `context`, of the environment
+    /// ([`TokenSource::from_env`]), or of the current context. The files of TLS are those given
+    /// here, of the context, or of the environment.
+    ///
+    /// # Errors
+    /// Fails if the context is unknown, if the contexts file is needed and unreadable, or if an
+    /// address, the token or a file of TLS is missing or not valid.
+    pub fn resolve(&self) -> Result<ChosenCluster, ContextError> {
+        let variable = |name: &str| std::env::var(name).ok();
+        let AddressSource { addr, source, context } = self.addresses(variable, Contexts::load)?;
+        let tls = self.tls_options(context.as_ref().map(|context| &context.tls), variable)?;
+        let token = self.token(context.and_then(|context| context.token_file))?;
+        Ok(ChosenCluster { addr, source, token, tls })
+    }
+
+    fn addresses(
+        &self,
+        variable: impl Fn(&str) -> Option<String>,
+        contexts: impl FnOnce() -> Result<Contexts, ContextError>,
+    ) -> Result<AddressSource, ContextError> {
+        let without_context =
+            |addr, source: &str| AddressSource { addr, source: source.to_owned(), context: None };
+        if !self.addr.is_empty() {
+            return Ok(without_context(self.addr.clone(), "--addr"));
+        }
+        if let Some(name) = &self.context {
+            return of_context(&contexts()?, name);
+        }
+        if let Some(env) = variable(ADDR_VARIABLE).filter(|env| !env.trim().is_empty()) {
+            let hint = format!("export {ADDR_VARIABLE}=HOST:PORT,...");
+            return Ok(without_context(parse(&env, ADDR_VARIABLE, hint)?, ADDR_VARIABLE));
+        }
+        let contexts = contexts()?;
+        match &contexts.current {
+            Some(name) => of_context(&contexts, name),
+            None => Ok(without_context(vec![ADDR_DEFAULT.to_owned()], "the default")),
+        }
+    }
+
+    fn token(&self, of_context: Option<PathBuf>) -> Result<TokenSource, ContextError> {
+        let named = of_context.as_ref().filter(|_| self.context.is_some());
+        let source = match self.token_file.as_ref().or(named) {
+            Some(path) => TokenSource::file(path),
+            None => match (TokenSource::from_env(), of_context) {
+                (Ok(env), Some(path)) if env.is_none() => TokenSource::file(path),
+                (env, _) => env,
+            },
+        };
+        source.map_err(|error| {
+            let kind = ContextErrorKind::InvalidSetting;
+            let failure = ContextError::new(kind, "the token cannot be used");
+            failure.why(error.message.clone()).hint("helix whoami --token-file FILE")
+        })
+    }
+
+    fn tls_options(
+        &self,
+        of_context: Option<&ContextTls>,
+        variable: impl Fn(&str) -> Option<String>,
+    ) -> Result<Option<TlsOptions>, ContextError> {
+        if !self.tls.is_empty() {
+            return self.tls.options();
+        }
+        match of_context {
+            Some(context) => context.options(),
+            None => ContextTls::of_environment(variable).options(),
+        }
+    }
+}
+
+fn of_context(contexts: &Contexts, name: &str) -> Result<AddressSource, ContextError> {
+    let context = contexts.get(name)?;
+    let source = format!("context {name}");
+    let hint = format!("helix context add {name} --addr HOST:PORT,...");
+    let addr = parse(&context.addr.join(","), &source, hint)?;
+    Ok(AddressSource { addr, source, context: Some(context.clone()) })
+}
+
+/// Parses addresses of a setting.
+fn parse(addresses: &str, setting: &str, hint: String) -> Result<Vec<String>, ContextError> {
+    let parsed = address::parse_list(addresses, Some(address::PORT_DEFAULT));
+    parsed.map_err(|why| {
+        let what = format!("{setting} is not valid");
+        ContextError::new(ContextErrorKind::InvalidSetting, what).why(why).hint(hint)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn contexts() -> Contexts {
+        let cluster =
+            |addr: &str| ContextEntry { addr: vec![addr.to_owned()], ..ContextEntry::default() };
+        Contexts {
+            current: Some("dev".to_owned()),
+            previous: None,
+            contexts: BTreeMap::from([
+                ("dev".to_owned(), cluster("d:1")),
+                ("prod".to_owned(), cluster("p:1")),
+            ]),
+        }
+    }
+
+    fn choice(addr: &[&str], context: Option<&str>) -> ClusterChoice {
+        let addr = addr.iter().map(|&address| address.to_owned()).collect();
+        ClusterChoice { addr, context: context.map(str::to_owned), ..ClusterChoice::default() }
+    }
+
+    fn select(
+        choice: &ClusterChoice,
+        env: Option<&str>,
+        contexts: Contexts,
+    ) -> Result<AddressSource, ContextError> {
+        choice.addresses(|_| env.map(str::to_owned), || Ok(contexts))
+    }
+
+    fn found(addr: &[&str], context: Option<&str>, env: Option<&str>) -> (String, String) {
+        let AddressSource { addr, source, .. } =
+            select(&choice(addr, context), env, contexts()).unwrap();
+        (addr.join(","), source)
+    }
+
+    fn error<T>(result: Result<T, ContextError>) -> ContextError {
+        result.err().expect("an error")
+    }
+
+    #[test]
+    fn option_takes_precedence_over_environment_and_current_context() {
+        let all = found(&["f:1", "f:2"], Some("prod"), Some("e:1"));
+        assert_eq!(all, ("f:1,f:2".to_owned(), "--addr".to_owned()));
+        let named = found(&[], Some("prod"), Some("e:1"));
+        assert_eq!(named, ("p:1".to_owned(), "context prod".to_owned()));
+        let env = found(&[], None, Some("e:1, e:2"));
+        assert_eq!(env, ("e:1,e:2".to_owned(), "HELIX_ADDR".to_owned()));
+        assert_eq!(found(&[], None, Some("")), ("d:1".to_owned(), "context dev".to_owned()));
+        let none = select(&choice(&[], None), None, Contexts::default());
+        assert_eq!(none.unwrap().addr, [ADDR_DEFAULT]);
+        let unknown = error(select(&choice(&[], Some("x")), None, contexts()));
+        assert_eq!(unknown.kind, ContextErrorKind::UnknownContext);
+        assert!(unknown.to_string().contains("defined contexts: dev, prod"), "{unknown}");
+    }
+
+    #[test]
+    fn addresses_of_every_source_are_checked() {
+        for wrong in ["n1:99999", "n1:", "n1:0", "http://n1/a", "n1,,n2", "n1 :1"] {
+            let env = error(select(&choice(&[], None), Some(wrong), contexts()));
+            assert_eq!(env.kind, ContextErrorKind::InvalidSetting);
+            assert_eq!(env.what, "HELIX_ADDR is not valid");
+            assert!(env.why.contains("host:port"), "{env:?}");
+            let mut old = contexts();
+            let entry = ContextEntry { addr: vec![wrong.to_owned()], ..ContextEntry::default() };
+            old.contexts.insert("dev".to_owned(), entry);
+            let named = error(select(&choice(&[], None), None, old));
+            assert!(named.hint.starts_with("helix context add dev"), "{named:?}");
+        }
+        let found = found(&[], None, Some("n1, [::1]"));
+        assert_eq!(found.0, "n1:9092,[::1]:9092");
+    }
+
+    #[test]
+    fn contexts_file_is_read_only_if_needed() {
+        let broken = || Err(ContextError::new(ContextErrorKind::ContextsFile, "broken"));
+        let env = |_: &str| Some("e:1".to_owned());
+        assert!(choice(&["f:1"], None).addresses(|_| None, broken).is_ok());
+        assert!(choice(&[], None).addresses(env, broken).is_ok());
+        assert!(choice(&[], None).addresses(|_| None, broken).is_err());
+    }
+
+    #[test]
+    fn switches_between_contexts() {
+        let mut contexts = contexts();
+        assert!(contexts.switch_to("-").is_err());
+        contexts.switch_to("prod").unwrap();
+        assert_eq!(contexts.current.as_deref(), Some("prod"));
+        contexts.switch_to("-").unwrap();
+        contexts.switch_to("dev").unwrap();
+        assert_eq!(contexts.previous.as_deref(), Some("prod"));
+        contexts.remove("dev").unwrap();
+        assert_eq!(contexts.current, None);
+        assert!(contexts.remove("dev").is_err());
+    }
+
+    #[test]
+    fn invalid_file_is_reported_and_a_missing_one_is_empty() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("config.toml");
+        assert_eq!(Contexts::load_from(&path).unwrap(), Contexts::default());
+        std::fs::write(&path, toml::to_string(&contexts()).unwrap()).unwrap();
+        assert_eq!(Contexts::load_from(&path).unwrap(), contexts());
+        std::fs::write(&path, "curent = 'dev'\n").unwrap();
+        let error = Contexts::load_from(&path).unwrap_err();
+        assert!(error.why.contains("curent") && !error.hint.is_empty(), "{error:?}");
+    }
+
+    fn ca_of(tls: &ContextTls, context: Option<&str>, env: Option<&str>) -> Option<String> {
+        let context = context.map(|ca| ContextTls { ca: Some(ca.into()), ..ContextTls::default() });
+        let choice = ClusterChoice { tls: tls.clone(), ..ClusterChoice::default() };
+        let variable = |name: &str| env.filter(|_| name == CA_VARIABLE).map(str::to_owned);
+        let options = choice.tls_options(context.as_ref(), variable).unwrap()?;
+        Some(options.ca_files[0].display().to_string())
+    }
+
+    #[test]
+    fn files_of_tls_are_of_the_options_then_of_the_context_then_of_the_environment() {
+        let given = ContextTls { ca: Some("/f.pem".into()), ..ContextTls::default() };
+        let none = ContextTls::default();
+        assert_eq!(ca_of(&given, Some("/c.pem"), Some("/e.pem")).unwrap(), "/f.pem");
+        assert_eq!(ca_of(&none, Some("/c.pem"), Some("/e.pem")).unwrap(), "/c.pem");
+        assert_eq!(ca_of(&none, None, Some("/e.pem")).unwrap(), "/e.pem");
+        assert_eq!(ca_of(&none, None, Some("")), None);
+        // A context without TLS is a cluster without TLS.
+        let choice = ClusterChoice::default();
+        assert_eq!(choice.tls_options(Some(&none), |_| Some("/e.pem".into())).unwrap(), None);
+    }
+
+    #[test]
+    fn a_certificate_needs_its_key_and_a_ca() {
+        let pem = || Some(PathBuf::from("/x.pem"));
+        for tls in [
+            ContextTls { cert: pem(), key: pem(), ..ContextTls::default() },
+            ContextTls { ca: pem(), cert: pem(), ..ContextTls::default() },
+            ContextTls { ca: pem(), key: pem(), ..ContextTls::default() },
+            ContextTls { server_name: Some("n1".to_owned()), ..ContextTls::default() },
+        ] {
+            let error = tls.options().unwrap_err();
+            assert_eq!(error.kind, ContextErrorKind::InvalidSetting, "{tls:?}");
+        }
+    }
+
+    #[test]
+    fn token_of_a_named_context_precedes_the_current_one() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = |name: &str| {
+            let path = directory.path().join(name);
+            std::fs::write(&path, "token").unwrap();
+            path
+        };
+        let named = choice(&[], Some("prod"));
+        let shown = format!("{:?}", named.token(Some(file("of-context"))).unwrap());
+        assert!(shown.ends_with("of-context"), "{shown}");
+        let given = ClusterChoice { token_file: Some(file("given")), ..named };
+        let shown = format!("{:?}", given.token(Some(file("of-context"))).unwrap());
+        assert!(shown.ends_with("given"), "{shown}");
+        let missing =
+            ClusterChoice { token_file: Some("/none".into()), ..ClusterChoice::default() };
+        assert_eq!(error(missing.token(None)).kind, ContextErrorKind::InvalidSetting);
+    }
+}
