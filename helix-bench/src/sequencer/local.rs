@@ -51,8 +51,11 @@ fn socket(text: &str) -> Result<String, String> {
 impl LocalRowArgs {
     /// Returns the rows of a cluster, with their loads: over TCP, and over the socket.
     pub(super) fn cluster_rows(&self, load: &BenchLoad) -> Vec<(&'static str, BenchLoad)> {
-        let over_socket =
-            |socket: &String| (SOCKET, BenchLoad { addr: vec![socket.clone()], ..load.clone() });
+        let over_socket = |socket: &String| {
+            let mut load = load.clone();
+            load.cluster.addr = vec![socket.clone()];
+            (SOCKET, load)
+        };
         [(TCP, load.clone())].into_iter().chain(self.socket.as_ref().map(over_socket)).collect()
     }
 
