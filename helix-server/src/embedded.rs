@@ -116,7 +116,7 @@ impl Embedded {
         bytes_max: usize,
     ) -> Result<Vec<EmbeddedBatch>> {
         let LocatedPartition { shard, partition, .. } = self.node.find(topic, 0, partition).await?;
-        let bytes_max = bytes_max.min(FETCH_BYTES_MAX);
+        let bytes_max = bytes_max.clamp(1, FETCH_BYTES_MAX);
         let read = shard.read(partition, offset, None, bytes_max, ReadFrom::Leader).await?;
         Ok(read.batches.into_iter().map(EmbeddedBatch::from).collect())
     }
