@@ -124,6 +124,15 @@ impl Admin {
         required(response.metadata)
     }
 
+    /// Returns the address at which the client calls the node at this address: that of the node's
+    /// Unix domain socket if it is in use, else the address itself.
+    ///
+    /// # Errors
+    /// `INVALID_ARGUMENT` if the address is malformed.
+    pub fn dialed_address(&self, address: &str) -> Result<String> {
+        Ok(self.client.shared.routing.node(address)?.address().to_owned())
+    }
+
     /// Returns the cluster's health as known to the node at this address. One attempt.
     ///
     /// # Errors

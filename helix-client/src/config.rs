@@ -15,8 +15,8 @@ use crate::token::TokenSource;
 /// Settings of a [`Client`](crate::Client).
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// Bootstrap addresses, "host:port" or "http://host:port" without a path, or "unix:PATH" for the
-    /// Unix domain socket of a node on this machine; at least one. The client learns the other
+    /// Bootstrap addresses, "host:port" or "http://host:port" without a path, or "unix:PATH" for
+    /// the Unix domain socket of a node on this machine; at least one. The client learns the other
     /// addresses. An unresponsive one costs at most `hedge_after`. Default: "127.0.0.1:9092".
     pub endpoints: Vec<String>,
     /// Connections to each node, at least 1. Calls rotate over them; a stream stays on one.

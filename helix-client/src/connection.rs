@@ -119,8 +119,9 @@ struct ServiceClients {
 
 impl Connection {
     fn new(address: &str, config: &Config, tls: Option<&Arc<ClientTls>>) -> Result<Self> {
-        let endpoint = endpoint(address, config)?;
-        let socket = address::unix_path(address);
+        let parsed = parse_address(address)?;
+        let endpoint = endpoint(&parsed, config)?;
+        let socket = address::unix_path(&parsed);
         if socket.is_some() && config.dial.is_custom() {
             let what = "a custom dial function cannot dial a Unix domain socket";
             return Err(invalid(address, &what));
@@ -229,16 +230,15 @@ fn invalid(address: &str, what: &dyn fmt::Display) -> Error {
     Error::client(Code::InvalidArgument, format!("address {address:?}: {what}"))
 }
 
+/// Returns the endpoint of a parsed address.
 fn endpoint(address: &str, config: &Config) -> Result<Endpoint> {
     let transport = &config.transport;
-    let address = parse_address(address)?;
-    let uri = match (address::unix_path(&address), &config.tls) {
+    let uri = match (address::unix_path(address), &config.tls) {
         // A path is no host; the name is that of the requests only.
         (Some(_), _) => "http://localhost".to_owned(),
         (None, None) => format!("http://{address}"),
         (None, Some(_)) => format!("https://{address}"),
     };
-    let address = address.as_str();
     let endpoint = Endpoint::from_shared(uri).map_err(|error| invalid(address, &error))?;
     Ok(endpoint
         .connect_timeout(config.connect_timeout)

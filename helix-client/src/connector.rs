@@ -137,6 +137,7 @@ fn explain_unix(path: &Path, error: &io::Error) -> io::Error {
         io::ErrorKind::NotFound => "; no node listens there",
         io::ErrorKind::ConnectionRefused => "; the node that listened there has ended",
         io::ErrorKind::PermissionDenied => "; this user may not write to the socket",
+        io::ErrorKind::WouldBlock => "; too many connections wait to be accepted",
         _ => "",
     };
     io::Error::new(error.kind(), format!("unix:{}: {error}{hint}", path.display()))

@@ -45,9 +45,13 @@ impl Coordinators {
     }
 
     /// Learns from a failed call at `node`. Returns true if another coordinator is known.
-    fn on_failure(&self, group: &str, node: &Connection, error: &Error) -> bool {
+    fn on_failure(&self, group: &str, routing: &Routing, node: &Connection, error: &Error) -> bool {
         let is_other = |hint: &&LeaderHint| {
-            hint.node_id != 0 && !hint.endpoint.is_empty() && hint.endpoint != node.address()
+            // A node that is reached over a Unix domain socket names itself by another address.
+            let is_elsewhere = |hinted: Connection| hinted.address() != node.address();
+            hint.node_id != 0
+                && !hint.endpoint.is_empty()
+                && routing.node(&hint.endpoint).is_ok_and(is_elsewhere)
         };
         match error.leader.as_ref().filter(is_other) {
             Some(hint) => self.learn(group, &hint.endpoint),
@@ -101,7 +105,7 @@ impl Client {
                 Err(error) => error,
             };
             routing.on_silence(&node, &error);
-            let is_redirected = coordinators.on_failure(group, &node, &error);
+            let is_redirected = coordinators.on_failure(group, routing, &node, &error);
             attempt_timeout = attempt_timeout.saturating_mul(2);
             let error = attempts.judge_with(error, None, is_redirected)?;
             attempts.pause(error).await?;
@@ -112,7 +116,7 @@ impl Client {
 #[cfg(test)]
 mod tests {
     use helix_proto::error as wire;
-    use helix_proto::log::v1::{ErrorDetail, ErrorReason};
+    use helix_proto::log::v1::{ErrorDetail, ErrorReason, GetMetadataResponse, Metadata, Node};
 
     use super::*;
     use crate::config::Config;
@@ -130,16 +134,41 @@ mod tests {
         let hint = |endpoint: &str| {
             Some(LeaderHint { node_id: 2, endpoint: endpoint.to_owned(), term: 1 })
         };
-        assert!(known.on_failure("g", &node, &failed(ErrorReason::NotLeader, hint("n2:1"))));
+        assert!(known.on_failure(
+            "g",
+            &routing,
+            &node,
+            &failed(ErrorReason::NotLeader, hint("n2:1"))
+        ));
         assert_eq!(known.get("g").as_deref(), Some("n2:1"));
         // A node that names itself, or no node, is not the coordinator.
         for itself in [hint("n1:1"), hint(""), None] {
-            assert!(!known.on_failure("g", &node, &failed(ErrorReason::NotLeader, itself)));
+            assert!(!known.on_failure(
+                "g",
+                &routing,
+                &node,
+                &failed(ErrorReason::NotLeader, itself)
+            ));
             assert_eq!(known.get("g"), None);
         }
-        assert!(!known.on_failure("g", &node, &failed(ErrorReason::GroupNotEmpty, None)));
+        assert!(!known.on_failure("g", &routing, &node, &failed(ErrorReason::GroupNotEmpty, None)));
         assert_eq!(known.get("g").as_deref(), Some("n1:1"));
-        assert!(!known.on_failure("g", &node, &Error::timed_out("describe group")));
+        assert!(!known.on_failure("g", &routing, &node, &Error::timed_out("describe group")));
+        assert_eq!(known.get("g"), None);
+    }
+
+    #[tokio::test]
+    async fn a_node_behind_a_socket_that_names_itself_is_not_another_one() {
+        let routing = Routing::new(Config::new(["unix:/run/helix.sock"])).unwrap();
+        let socket = routing.node("unix:/run/helix.sock").unwrap();
+        let known = Coordinators::default();
+        let hint = LeaderHint { node_id: 2, endpoint: "n2:1".to_owned(), term: 1 };
+        let error = failed(ErrorReason::NotLeader, Some(hint.clone()));
+        assert!(known.on_failure("g", &routing, &socket, &error), "its node is not known yet");
+        let node = Node { node_id: 2, endpoint: hint.endpoint, ..Node::default() };
+        let metadata = Some(Metadata { nodes: vec![node], ..Metadata::default() });
+        routing.on_reported(&socket, &GetMetadataResponse { metadata, node_id: 2 });
+        assert!(!known.on_failure("g", &routing, &socket, &error));
         assert_eq!(known.get("g"), None);
     }
 

@@ -392,7 +392,9 @@ impl Routing {
             Ok(response) => response,
             Err(error) => {
                 self.table().on_silence(&address);
-                self.connections.forget_socket(&address);
+                if error.origin != Origin::Service {
+                    self.connections.forget_socket(&address);
+                }
                 // One malformed address must not hide that the other nodes may recover.
                 if round.failure.as_ref().is_none_or(|failure| !failure.retryable) {
                     round.failure = Some(error);
@@ -473,8 +475,8 @@ impl Routing {
         }
     }
 
-    /// Replaces the addresses of nodes that are reached over a Unix domain socket, so that each node
-    /// has one address here.
+    /// Replaces the addresses of nodes that are reached over a Unix domain socket, so that each
+    /// node has one address here.
     fn use_sockets(&self, metadata: &mut Metadata) {
         for node in &mut metadata.nodes {
             if let Some(socket) = self.connections.preferred(&node.endpoint) {

@@ -260,6 +260,7 @@ mod tests {
     fn rejects_paths_that_no_socket_can_have() {
         let long = |bytes: usize| format!("unix:/{}", "p".repeat(bytes - 1));
         parse(&long(UNIX_PATH_FIELD_BYTES - 1), None).unwrap();
+        let (too_long, limit) = (long(UNIX_PATH_FIELD_BYTES), UNIX_PATH_FIELD_BYTES.to_string());
         for (wrong, what) in [
             ("unix:", "the path is missing"),
             ("unix://", "the path is missing"),
@@ -268,7 +269,7 @@ mod tests {
             ("unix://run/helix.sock", "must be absolute"),
             ("unix:/run/", "not a directory"),
             ("unix:/a\0b", "control characters"),
-            (&long(UNIX_PATH_FIELD_BYTES), &UNIX_PATH_FIELD_BYTES.to_string()),
+            (too_long.as_str(), limit.as_str()),
         ] {
             let said = parse(wrong, Some(PORT_DEFAULT)).unwrap_err();
             assert!(said.contains(what) && said.contains("unix:PATH"), "{wrong:?}: {said}");

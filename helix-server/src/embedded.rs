@@ -29,8 +29,8 @@ use crate::transport::ClientLoad;
 /// and which has one program at a time. Calls need no token. Share it with `Arc`.
 ///
 /// The node's tasks run on the runtime that opens it. A call from a task of that runtime takes the
-/// least time; a call from `block_on` of another thread wakes threads twice. Dropping the value does
-/// not stop the tasks: [`Embedded::close`] does.
+/// least time; a call from `block_on` of another thread wakes threads twice. Dropping the value
+/// does not stop the tasks: [`Embedded::close`] does.
 pub struct Embedded {
     node: Arc<Node>,
     produce: ProduceHandler,
@@ -116,7 +116,7 @@ impl Embedded {
         bytes_max: usize,
     ) -> Result<Vec<EmbeddedBatch>> {
         let LocatedPartition { shard, partition, .. } = self.node.find(topic, 0, partition).await?;
-        let bytes_max = bytes_max.min(FETCH_BYTES_MAX);
+        let bytes_max = bytes_max.clamp(1, FETCH_BYTES_MAX);
         let read = shard.read(partition, offset, None, bytes_max, ReadFrom::Leader).await?;
         Ok(read.batches.into_iter().map(EmbeddedBatch::from).collect())
     }
@@ -170,8 +170,8 @@ impl Embedded {
     }
 
     /// Closes the node. Ends subscriptions with [`Error::Draining`], and releases the data
-    /// directory.
-    pub async fn close(self) {
+    /// directory. Later calls fail.
+    pub async fn close(&self) {
         self.node.close().await;
     }
 }
@@ -202,6 +202,11 @@ impl EmbeddedBatch {
 
 impl From<ReadBatch> for EmbeddedBatch {
     fn from(read: ReadBatch) -> Self {
+        let uncompressed_bytes = match read.uncompressed_bytes {
+            // The log does not store the size of an uncompressed payload.
+            0 => u32::try_from(read.payload.len()).expect("a batch is below 4 GiB"),
+            compressed => compressed,
+        };
         Self {
             first_offset: read.first_offset,
             append_time_us: read.append_time_us,
@@ -210,7 +215,7 @@ impl From<ReadBatch> for EmbeddedBatch {
                 record_count: read.record_count,
                 compression: read.compression,
                 crc32: read.crc,
-                uncompressed_bytes: read.uncompressed_bytes,
+                uncompressed_bytes,
                 payload: read.payload,
             },
         }

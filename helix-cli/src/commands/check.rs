@@ -143,6 +143,10 @@ fn check_address(
             format!("node {other} answers at its advertised address {endpoint}"),
         );
     }
+    if let Some(socket) = &node.socket {
+        let message = format!("answers at {socket}; its advertised address {endpoint} is not");
+        return (CheckStatus::Ok, message + " checked; for that, give a TCP address in --addr");
+    }
     let is_remote = dialled.iter().any(|address| !is_loopback(address));
     if is_loopback(endpoint) && is_remote {
         let message = format!("its advertised address {endpoint} is reachable only from its host");
@@ -262,6 +266,19 @@ mod tests {
         assert_eq!(of(&of_remote, "address")[0].status, CheckStatus::Warn);
         let of_local = findings(&snapshot, &["127.0.0.1:9092".to_owned()]);
         assert_eq!(of(&of_local, "address")[0].status, CheckStatus::Ok);
+    }
+
+    #[test]
+    fn a_socket_does_not_check_the_advertised_address() {
+        let mut snapshot = snapshot();
+        snapshot.nodes[0].socket = Some("unix:/run/helix.sock".to_owned());
+        let Ok(one) = &mut snapshot.nodes[0].report else { panic!("it answers") };
+        one.status.node_id = 1;
+        let findings = findings(&snapshot, &["unix:/run/helix.sock".to_owned()]);
+        let found = of(&findings, "address")[0];
+        assert_eq!(found.status, CheckStatus::Ok);
+        assert!(found.message.starts_with("answers at unix:/run/helix.sock;"), "{found:?}");
+        assert!(found.message.contains("n1 is not checked"), "{found:?}");
     }
 
     #[test]

@@ -72,7 +72,8 @@ fn commands_dial_a_unix_socket() {
     ok(&["produce", "default", "-p", "0"], "hello\n");
     assert_eq!(ok(&["consume", "default", "-p", "0", "--from", "earliest"], ""), "hello\n");
     ok(&["cluster", "health"], "");
-    ok(&["check"], "");
+    let checked = ok(&["check"], "");
+    assert!(checked.contains(&format!("answers at {socket}")), "{checked}");
     drop(node);
     let gone = helix(&["topic", "list", "--addr", &socket], "");
     assert_ne!(gone.code, 0, "{gone:?}");

@@ -50,7 +50,7 @@ impl Listener for TcpListener {
 /// Serves connections until `closing` is cancelled, and then until the last connection has ended.
 ///
 /// With `tls` each connection of `listener` begins with a handshake, which does not count as a
-/// connection yet. Connections of `unix_listener` have no TLS; in all else they are like the others.
+/// connection yet. Connections of `unix_listener` have no TLS; otherwise they are like the others.
 /// Closes connections without open calls within [`limits::SHUTDOWN_IDLE_WAIT_MAX`], and all that
 /// are still open after [`limits::SHUTDOWN_WAIT_MAX`].
 pub(crate) async fn serve<L: Listener>(

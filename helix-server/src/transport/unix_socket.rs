@@ -32,8 +32,10 @@ pub enum UnixSocketError {
 /// Listens on a Unix domain socket. Dropping it removes the socket's file.
 #[derive(Debug)]
 pub(crate) struct UnixSocketListener {
-    listener: UnixListener,
+    /// Dropped before the listener: a server that starts meanwhile never replaces the file, so this
+    /// one cannot remove the other's file, which may have the same inode.
     file: SocketFile,
+    listener: UnixListener,
 }
 
 impl UnixSocketListener {
@@ -52,7 +54,7 @@ impl UnixSocketListener {
         // No client can connect before `listen`, so none passes with the mode of the umask.
         fs::set_permissions(path, Permissions::from_mode(mode))?;
         let listener = socket.listen(BACKLOG)?;
-        Ok(Self { listener, file })
+        Ok(Self { file, listener })
     }
 
     pub(crate) fn path(&self) -> &Path {

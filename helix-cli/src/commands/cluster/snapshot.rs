@@ -33,6 +33,8 @@ pub(crate) struct ClusterSnapshot {
 pub(crate) struct NodeSnapshot {
     pub(crate) node_id: u64,
     pub(crate) endpoint: String,
+    /// Unix domain socket at which the node was called, in place of its endpoint.
+    pub(crate) socket: Option<String>,
     pub(crate) report: Result<NodeReport, Error>,
 }
 
@@ -196,7 +198,9 @@ async fn request_report(admin: &Admin, node_id: u64, endpoint: String) -> NodeSn
         (Ok(metadata), Ok(status), Ok(health)) => Ok(NodeReport { metadata, status, health }),
         (Err(error), ..) | (_, Err(error), _) | (.., Err(error)) => Err(error),
     };
-    NodeSnapshot { node_id, endpoint, report }
+    let dialed = admin.dialed_address(&endpoint).ok();
+    let socket = dialed.filter(|dialed| *dialed != endpoint);
+    NodeSnapshot { node_id, endpoint, socket, report }
 }
 
 #[cfg(test)]
@@ -264,8 +268,10 @@ pub(crate) mod tests {
         let one = report(7, hint(2, 6), vec![shard(0, 3, 9, 9), shard(1, 6, 90, 80)]);
         let two = report(8, hint(2, 6), vec![shard(0, 3, 9, 9), shard(1, 6, 100, 100)]);
         let down = Error::from_status(&Status::unavailable("connection refused"));
-        let node =
-            |node_id, report| NodeSnapshot { node_id, endpoint: format!("n{node_id}"), report };
+        let node = |node_id, report| {
+            let endpoint = format!("n{node_id}");
+            NodeSnapshot { node_id, endpoint, socket: None, report }
+        };
         let nodes = vec![node(1, Ok(one)), node(2, Ok(two)), node(3, Err(down))];
         ClusterSnapshot { nodes, silent: Vec::new(), removed: Vec::new() }
     }
