@@ -102,7 +102,7 @@ fn cpu_seconds(before: &NodeObservation, after: &NodeObservation) -> Option<f64>
 }
 
 fn uptime(status: &GetNodeStatusResponse) -> Option<Duration> {
-    Duration::try_from(status.uptime?).ok()
+    helix_proto::time::duration(status.uptime?).ok()
 }
 
 fn micros(duration: &prost_types::Duration) -> f64 {

@@ -421,6 +421,8 @@ mod tests {
             "helix topic list --addr n1:0",
             "helix topic list --addr n1,,n2",
             "helix topic list --addr http://n1:9092/path",
+            "helix debug bundle --admin-addr n1:99999",
+            "helix debug bundle --admin-addr n1",
             "helix context add dev --addr ::1",
             "helix cluster add-node 2 n2",
             "helix cluster replace-node 2 --by 3 --peer-addr n2:0",

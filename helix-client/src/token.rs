@@ -169,7 +169,10 @@ impl TokenFile {
                         known.version = version;
                     }
                     Err(error) => {
+                        let header = known.header.clone();
+                        drop(known);
                         tracing::warn!(%error, "cannot read the token again, using the last one");
+                        return header;
                     }
                 }
             }

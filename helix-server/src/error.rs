@@ -40,7 +40,7 @@ pub enum Error {
     )]
     PartitionNotFound { topic: String, partition: u32, partition_count: u32 },
     /// The partition was deleted during the call.
-    #[error("partition {partition} was deleted")]
+    #[error("partition {partition} was deleted with its topic; list the topics")]
     PartitionDeleted { partition: PartitionId },
     #[error("topic {} already exists with other settings: {difference}", quote(.topic))]
     TopicAlreadyExists { topic: String, difference: String },

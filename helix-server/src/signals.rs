@@ -133,11 +133,48 @@ impl WatchedSignals {
             while self.next_request().now_or_never().is_some() {}
             self.next_request().await;
         };
-        if timeout(bounds.stop_max, second).await.is_err() {
-            return StopOverdue::Deadline;
-        }
-        requests.send_replace(2);
-        sleep(bounds.hurried_max).await;
-        StopOverdue::SecondSignal
+        overdue(bounds, second, requests).await
+    }
+}
+
+/// Resolves when the process has had its time; `second` resolves at a second signal.
+async fn overdue(
+    bounds: StopBounds,
+    second: impl Future<Output = ()>,
+    requests: &watch::Sender<u8>,
+) -> StopOverdue {
+    if timeout(bounds.stop_max, second).await.is_err() {
+        return StopOverdue::Deadline;
+    }
+    requests.send_replace(2);
+    sleep(bounds.hurried_max).await;
+    StopOverdue::SecondSignal
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::pending;
+
+    use tokio::time::Instant;
+
+    use super::*;
+
+    const BOUNDS: StopBounds =
+        StopBounds { stop_max: Duration::from_secs(28), hurried_max: Duration::from_secs(1) };
+
+    const TIMER_PRECISION: Duration = Duration::from_millis(10);
+
+    #[tokio::test(start_paused = true)]
+    async fn stop_ends_at_its_deadline_or_soon_after_a_second_signal() {
+        let (requests, received) = watch::channel(1);
+        let begin = Instant::now();
+        assert_eq!(overdue(BOUNDS, pending(), &requests).await, StopOverdue::Deadline);
+        let is_after = |wait: Duration| begin.elapsed().abs_diff(wait) < TIMER_PRECISION;
+        assert!(is_after(BOUNDS.stop_max) && *received.borrow() == 1, "{:?}", begin.elapsed());
+
+        let second = sleep(Duration::from_secs(2));
+        assert_eq!(overdue(BOUNDS, second, &requests).await, StopOverdue::SecondSignal);
+        let all = BOUNDS.stop_max + Duration::from_secs(2) + BOUNDS.hurried_max;
+        assert!(is_after(all) && *received.borrow() == 2, "{:?}", begin.elapsed());
     }
 }

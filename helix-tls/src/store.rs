@@ -382,13 +382,15 @@ impl CertificateStore {
                 reloads.status.error = None;
                 reloads.status.succeeded += 1;
                 reloads.status.last_at = crate::unix_now();
+                let certificates = set.infos.len();
                 let days = set.infos.iter().map(|info| info.seconds_left() / 86_400).min();
+                *self.current.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(set);
+                drop(reloads);
                 tracing::info!(
-                    certificates = set.infos.len(),
+                    certificates,
                     days_left = days.unwrap_or_default(),
                     "took new certificates for new connections"
                 );
-                *self.current.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(set);
             }
             Err(error) => {
                 let error = error.to_string();
@@ -397,8 +399,9 @@ impl CertificateStore {
                 if is_lasting && reloads.status.error.as_ref() != Some(&error) {
                     reloads.status.failed += 1;
                     reloads.status.last_at = crate::unix_now();
+                    reloads.status.error = Some(error.clone());
+                    drop(reloads);
                     tracing::warn!("kept the certificates in use, the new ones fail: {error}");
-                    reloads.status.error = Some(error);
                 }
             }
         }

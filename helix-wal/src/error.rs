@@ -82,7 +82,8 @@ fn damage(file: &str, bytes: &Range<u64>, what: &str) -> String {
 fn full(free_bytes: u64, needed_bytes: u64) -> String {
     if free_bytes < needed_bytes {
         return format!(
-            "no disk space for another segment: {free_bytes} bytes free, {needed_bytes} needed"
+            "no disk space for another segment: {free_bytes} bytes free, {needed_bytes} needed; \
+             free space, or trim or delete topics"
         );
     }
     "no disk space: the file system or a quota refused a write; free space, or raise the quota"
@@ -170,6 +171,10 @@ mod tests {
         for kind in [io::ErrorKind::StorageFull, io::ErrorKind::QuotaExceeded] {
             let error = changing("write", "a", &kind.into());
             assert!(matches!(error, Error::DiskFull { .. }) && error.is_shortage(), "{error}");
+        }
+        for (free_bytes, needed_bytes) in [(0, 0), (1, 2)] {
+            let said = Error::DiskFull { free_bytes, needed_bytes }.to_string();
+            assert!(said.contains("; free space"), "{said}");
         }
         let error = failed("open", "a", &Errno::MFILE.into());
         assert!(matches!(error, Error::Exhausted { .. }) && error.is_shortage(), "{error}");

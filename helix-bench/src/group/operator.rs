@@ -197,7 +197,7 @@ async fn until_served(
 async fn uptime(plan: &GroupBenchPlan) -> Result<Duration> {
     let status = plan.client()?.admin().node_status(None).await?;
     let uptime = status.uptime.context("the node does not report its uptime")?;
-    Duration::try_from(uptime).context("read the uptime")
+    helix_proto::time::duration(uptime).context("read the uptime")
 }
 
 /// Runs a command of the user and waits for its end.

@@ -352,3 +352,35 @@ fn group_explains_what_it_cannot_measure() {
         assert!(output.status.code() == Some(1) && text.contains(expected), "{text}");
     }
 }
+
+/// Returns the exit code of a run whose standard output and error have no reader.
+fn code_with_closed_output(arguments: &[&str]) -> Option<i32> {
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let mut command = Command::new(env!("CARGO_BIN_EXE_helix-bench"));
+    command.args(arguments).stdout(writer.try_clone().unwrap()).stderr(writer);
+    command.status().unwrap().code()
+}
+
+#[test]
+fn closed_output_changes_no_exit_code() {
+    let (server, dir) = (MemoryServer::start(), tempfile::tempdir().unwrap());
+    let plots = dir.path().join("plots");
+    let run = [
+        "pubsub",
+        "--payload",
+        "256B,4KiB",
+        "--duration",
+        "200ms",
+        "--warmup",
+        "50ms",
+        "--addr",
+        &server.address,
+        "--plot",
+        plots.to_str().unwrap(),
+    ];
+    assert_eq!(code_with_closed_output(&run), Some(0));
+    assert!(plots.join("pubsub-messages.svg").is_file(), "the work after the output was done");
+    assert_eq!(code_with_closed_output(&["tables", "/nonexistent"]), Some(1));
+    assert_eq!(code_with_closed_output(&["pubsub", "--topics", "2"]), Some(2));
+}

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
+use helix_proto::address;
 
 use crate::units;
 
@@ -22,7 +23,12 @@ pub(crate) struct BundleArgs {
     /// Archive to write [default: helix-TIME.tar]
     pub(crate) file: Option<PathBuf>,
     /// Admin addresses of nodes, for their metrics
-    #[arg(long, value_delimiter = ',', value_name = "HOST:PORT,...")]
+    #[arg(
+        long,
+        value_delimiter = ',',
+        value_name = "HOST:PORT,...",
+        value_parser = parse_admin_address
+    )]
     pub(crate) admin_addr: Vec<String>,
     /// File with the settings of a node
     #[arg(long, value_name = "FILE")]
@@ -48,4 +54,9 @@ fn interval(text: &str) -> Result<Duration, String> {
         true => Ok(interval),
         false => Err("the interval must be at least 200ms".to_owned()),
     }
+}
+
+/// Parses the address of an admin port, which has no default port.
+fn parse_admin_address(text: &str) -> Result<String, String> {
+    address::check_dialable(text).map(|()| text.to_owned())
 }

@@ -13,12 +13,15 @@ use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::mpsc;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 use crate::exit::{CliError, Exit};
 
 /// Maximum size of a request in bytes.
 const REQUEST_BYTES_MAX: u64 = 1024;
+
+/// Wait after a connection that could not be accepted.
+const ACCEPT_RETRY_WAIT: Duration = Duration::from_millis(100);
 
 /// Timeout for reading a request.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
@@ -90,8 +93,14 @@ impl ControlSocket {
         let listener = listener.with_context(|| format!("listen on {}", path.display()))?;
         let (sender, requests) = mpsc::channel(8);
         tokio::spawn(async move {
-            while let Ok((stream, _)) = listener.accept().await {
-                tokio::spawn(read_request(stream, sender.clone()));
+            loop {
+                match listener.accept().await {
+                    Ok((stream, _)) => {
+                        tokio::spawn(read_request(stream, sender.clone()));
+                    }
+                    // No free file descriptor, for example: a later request may find one.
+                    Err(_) => sleep(ACCEPT_RETRY_WAIT).await,
+                }
             }
         });
         Ok(Self { path, requests })
@@ -101,7 +110,7 @@ impl ControlSocket {
     pub(super) async fn next(&mut self) -> PendingRequest {
         match self.requests.recv().await {
             Some(request) => request,
-            // The listener has failed; there are no further requests.
+            // The task of the listener has ended, with its runtime.
             None => std::future::pending().await,
         }
     }

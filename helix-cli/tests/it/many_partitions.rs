@@ -48,6 +48,17 @@ fn commands_work_for_many_partitions_with_long_names() {
     assert_eq!(sorted(&["consume", topic, "--follow", "--from", "earliest", "-n", "3"]), all);
     assert_eq!(sorted(&["tail", topic, "-n", "3"]), all);
 
+    // A group has at most 20,000 offsets, a call 1,000.
+    let seek = ["group", "seek", "readers", topic, "-p", "0-10500", "--to", "latest", "-o", "json"];
+    let sum = |args: &[&str], field: &str| {
+        let rows = json(&node.ok(args));
+        let rows = rows.as_array().unwrap();
+        (rows.len(), rows.iter().map(|row| row[field].as_u64()).sum::<Option<u64>>())
+    };
+    assert_eq!(sum(&seek, "to"), (10_501, Some(2)));
+    let reset = ["group", "reset", "readers", "--to", "earliest", "-o", "json"];
+    assert_eq!(sum(&reset, "from"), (10_501, Some(2)));
+
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("backup");
     let path = path.to_str().unwrap();

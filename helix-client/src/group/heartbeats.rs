@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use helix_proto::log::v1::{ErrorReason, HeartbeatRequest, HeartbeatResponse, LeaveRequest};
+use helix_proto::time;
 use tokio::sync::{oneshot, watch};
 use tokio::time::{Instant, sleep_until, timeout};
 use tracing::{debug, warn};
@@ -160,10 +161,12 @@ async fn send_heartbeats(membership: &MemberHandle, settings: &MemberSettings) {
             Ok(response) => {
                 takes_over = false;
                 has_abandoned = false;
-                let interval = response.next_heartbeat.and_then(|it| it.try_into().ok());
+                let interval = response.next_heartbeat.and_then(|it| time::duration(it).ok());
                 let sent_at = *sent_at.lock().unwrap_or_else(PoisonError::into_inner);
                 membership.on_response(report.epoch, sent_at, response);
-                sent_at + interval.unwrap_or(INTERVAL_DEFAULT)
+                // A time beyond the clock's range is not one of the service.
+                let due = interval.and_then(|interval| sent_at.checked_add(interval));
+                due.unwrap_or(sent_at + INTERVAL_DEFAULT)
             }
             Err(error) => match error.reason {
                 Some(ErrorReason::UnknownMember | ErrorReason::StaleMemberEpoch) => {

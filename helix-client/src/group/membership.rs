@@ -5,6 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use helix_proto::log::v1::{HeartbeatResponse, TopicPartition};
+use helix_proto::time;
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 use tracing::warn;
@@ -152,15 +153,12 @@ impl MemberHandle {
             state.epoch = response.member_epoch;
             state.revision += 1;
         }
-        let session = response.session_timeout.and_then(|it| it.try_into().ok());
-        state.session_ends = session.and_then(|session: Duration| sent_at.checked_add(session));
+        let session = response.session_timeout.and_then(|it| time::duration(it).ok());
+        state.session_ends = session.and_then(|session| sent_at.checked_add(session));
         state.has_pending = !response.pending.is_empty();
-        if state.unmatched_topics != response.unmatched_topics {
-            let topics = &response.unmatched_topics;
-            if !topics.is_empty() {
-                warn!(group = self.group, ?topics, "subscribed topics do not exist");
-            }
-            state.unmatched_topics = response.unmatched_topics;
+        let has_unmatched = state.unmatched_topics != response.unmatched_topics;
+        if has_unmatched {
+            state.unmatched_topics.clone_from(&response.unmatched_topics);
         }
         let MemberState { held, last_ownership, revision, .. } = &mut *state;
         let mut assigned = BTreeMap::new();
@@ -198,6 +196,10 @@ impl MemberHandle {
         if has_changed {
             self.changed.notify_one();
         }
+        if has_unmatched && !response.unmatched_topics.is_empty() {
+            let topics = &response.unmatched_topics;
+            warn!(group = self.group, ?topics, "subscribed topics do not exist");
+        }
     }
 
     /// Ends the ownership of all partitions: the member joins again, if `epoch` is still current.
@@ -206,27 +208,25 @@ impl MemberHandle {
         if state.epoch == 0 || state.epoch != epoch {
             return;
         }
-        let (group, member) = (&self.group, &self.member_id);
-        warn!(group, member, %why, "lost the membership, joining again");
         state.lose_all();
         drop(state);
         self.changed.notify_one();
         self.reported.notify_one();
+        let (group, member) = (&self.group, &self.member_id);
+        warn!(group, member, %why, "lost the membership, joining again");
     }
 
     /// Ends the session and releases that have timed out. Called before records are delivered.
     pub(super) fn expire(&self, now: Instant) {
         let mut state = self.state();
-        let mut has_changed = false;
-        if state.session_ends.is_some_and(|ends| now >= ends) {
-            let (group, member) = (&self.group, &self.member_id);
-            warn!(group, member, "no response for the session timeout, joining again");
+        let has_ended = state.session_ends.is_some_and(|ends| now >= ends);
+        if has_ended {
             state.lose_all();
-            has_changed = true;
         }
-        if !state.has_revoked && !has_changed {
+        if !state.has_revoked && !has_ended {
             return;
         }
+        let mut released = Vec::new();
         let release_timeout = self.release_timeout;
         // A time beyond the clock's range never comes.
         let is_overdue = |revoked_at: Instant| {
@@ -236,19 +236,25 @@ impl MemberHandle {
         held.retain(|key, partition| {
             let is_kept = !partition.revoked_at.is_some_and(is_overdue);
             if !is_kept {
-                let (topic, number) = (&partition.topic, key.partition);
-                warn!(group = self.group, %topic, number, "released without the application");
-                lost.push(key.with_topic(topic));
+                released.push((partition.topic.clone(), key.partition));
+                lost.push(key.with_topic(&partition.topic));
                 *revision += 1;
-                has_changed = true;
             }
             is_kept
         });
+        let has_changed = has_ended || !released.is_empty();
         state.has_news |= has_changed;
         drop(state);
         if has_changed {
             self.changed.notify_one();
             self.reported.notify_one();
+        }
+        let (group, member) = (&self.group, &self.member_id);
+        if has_ended {
+            warn!(group, member, "no response for the session timeout, joining again");
+        }
+        for (topic, number) in released {
+            warn!(group, %topic, number, "released without the application");
         }
     }
 
@@ -451,6 +457,19 @@ mod tests {
         // A late release of the earlier ownership changes nothing.
         membership.release(&[first]);
         assert_eq!(owned(&membership), [0, 1]);
+    }
+
+    /// The conversion of `prost_types` panics for -2^63 seconds.
+    #[tokio::test]
+    async fn session_timeouts_without_equivalent_are_ignored() {
+        for seconds in [i64::MIN, -1, i64::MAX] {
+            let membership = membership();
+            let session_timeout = Some(prost_types::Duration { seconds, nanos: 0 });
+            let response = HeartbeatResponse { session_timeout, ..response(5, &[0]) };
+            membership.on_response(0, Instant::now(), response);
+            membership.expire(Instant::now());
+            assert_eq!(change(&membership), Some(("assigned", vec![0])), "{seconds}");
+        }
     }
 
     #[tokio::test]

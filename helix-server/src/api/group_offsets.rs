@@ -227,9 +227,13 @@ fn undone(group: &ConsumerGroup, only: &BTreeSet<&str>) -> Result<Vec<TopicOffse
         topics.push(TopicOffsets { topic_id, name: name.to_string(), offsets });
     }
     if count > OFFSETS_PER_COMMIT_MAX || bytes > COMMIT_BYTES_MAX {
+        let remedy = match topics.len() {
+            1 => "seek to the offsets that DescribeGroup has in its history",
+            _ => "name topics",
+        };
         let what = format!(
             "{count} partitions are too many for one call, the limit is {OFFSETS_PER_COMMIT_MAX}; \
-             name topics"
+             {remedy}"
         );
         return Err(Error::InvalidArgument { field: "topics", what });
     }

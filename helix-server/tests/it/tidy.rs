@@ -149,6 +149,25 @@ fn programs_print_without_panics() {
     expect_none("write output and ignore or return the error", violations);
 }
 
+/// The conversions of `prost_types` panic for some values that a sender can choose.
+#[test]
+fn times_of_the_wire_are_converted_without_panics() {
+    let violations = sources()
+        .iter()
+        .filter(|source| !source.is_in(&["helix-server/tests/", "testing/fuzz/"]))
+        .flat_map(|source| {
+            // The other direction has an error for every value without equivalent.
+            let is_conversion = |line: &str| {
+                let line = line.replace("prost_types::Duration::try_from(", "");
+                line.contains(" Duration::try_from(") || line.contains("SystemTime::try_from(")
+            };
+            let code = source.code().filter(|(_, line)| is_conversion(line));
+            code.map(|(number, _)| format!("{}:{number}", source.path)).collect::<Vec<_>>()
+        })
+        .collect();
+    expect_none("convert times of the wire with helix_proto::time", violations);
+}
+
 #[test]
 fn unsafe_code_is_in_two_places() {
     let allowed = ["helix-wal/src/format/nontemporal.rs", "testing/sim/hermetic/"];

@@ -120,7 +120,7 @@ fn to_proto(duration: Duration) -> prost_types::Duration {
 
 fn from_proto(duration: Option<prost_types::Duration>) -> Duration {
     let duration = duration.unwrap_or_default();
-    Duration::try_from(duration).unwrap_or_default()
+    helix_proto::time::duration(duration).unwrap_or_default()
 }
 
 fn key_of(partition: &TopicPartition) -> GroupPartitionKey {

@@ -56,7 +56,8 @@ async fn planned_transfers_leave_no_append_with_an_unknown_outcome() {
         let nodes = NODES.map(|node| trio.node(node).produce()).into();
         writers.spawn(write(writer, nodes, count.clone(), stop.clone()));
     }
-    for _ in 0..TRANSFERS {
+    let admin = trio.client().admin();
+    for round in 0..TRANSFERS {
         let enough = count.load(Ordering::Relaxed) + APPENDS_PER_TRANSFER;
         until("appends go on", async || {
             assert!(!writers.is_empty());
@@ -64,7 +65,15 @@ async fn planned_transfers_leave_no_append_with_an_unknown_outcome() {
         })
         .await;
         let (leader, shard) = trio.leader_of(0).await;
-        trio.transfer(shard, leader % 3 + 1).await;
+        match round % 3 {
+            0 => trio.transfer(shard, leader % 3 + 1).await,
+            1 => {
+                admin.set_draining(leader, true, false).await.unwrap();
+                admin.set_draining(leader, false, false).await.unwrap();
+            }
+            // Back to the preferred leader.
+            _ => drop(admin.balance_leaders().await.unwrap()),
+        }
     }
     stop.store(true, Ordering::Relaxed);
     let mut acked = BTreeSet::new();
