@@ -192,9 +192,9 @@ mod tests {
     fn file_is_one_value_or_its_parts() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("payload");
-        crate::figures::write_file(&path, "one\n\ntwo\n").unwrap();
+        crate::figures::write_file(&path, b"one\n\ntwo\n").unwrap();
         let whole = MessagePool::of_file(&path, 9).unwrap();
-        assert_eq!(whole.producer(0, KeyDistribution::NoKey, 1).next().1, "one\n\ntwo\n");
+        assert_eq!(whole.producer(0, KeyDistribution::NoKey, 1).next().1, b"one\n\ntwo\n");
         let error = MessagePool::of_file(&path, 10).unwrap_err().to_string();
         assert!(error.contains("has 9 bytes and messageSize is 10"), "{error}");
         let mut parts =

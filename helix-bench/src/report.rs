@@ -240,7 +240,7 @@ impl BenchReport {
     }
 
     /// Notes how many records with weak acks are missing.
-    pub(crate) fn note_missing(&mut self, acked: u64, missing: anyhow::Result<u64>) {
+    pub(crate) fn note_missing(&mut self, acked: u64, missing: Result<u64>) {
         match missing {
             Ok(missing) => {
                 self.records_missing = Some(missing);

@@ -396,7 +396,7 @@ warmupDurationMinutes: 0.5
     fn file_is_bounded_before_it_is_read() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("large.yaml");
-        crate::figures::write_file(&path, &"# a comment\n".repeat(6000)).unwrap();
+        crate::figures::write_file(&path, "# a comment\n".repeat(6000).as_bytes()).unwrap();
         let error = format!("{:#}", OmbWorkload::read(&path).unwrap_err());
         assert!(error.contains("the limit of a workload file"), "{error}");
     }

@@ -178,7 +178,7 @@ fn sequencer_has_rows_without_tcp() {
     let rows = ["--socket", &socket, "--embedded", "--embedded-dir", directory];
     let plot = ["--plot", plots.to_str().unwrap()];
     let arguments = [&["sequencer"][..], &sizes, &times, &rows, &plot].concat();
-    let (text, result) = server.bench(dir.path(), &arguments);
+    let (text, result) = server.bench(dir.path(), &arguments.join(" "));
     let latency = result["latency"].as_array().unwrap();
     let found: Vec<(&str, &str)> = latency[1..]
         .iter()

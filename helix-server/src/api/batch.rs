@@ -356,7 +356,7 @@ mod tests {
         let any = PartitionSettings { takes_any_records: true, ..SETTINGS };
         let codecs = BatchCodec::ALL
             .map(|codec| Compressor::default().compress(codec, &plain, usize::MAX).unwrap());
-        for sent in codecs.into_iter().chain([plain.clone()]) {
+        for sent in codecs.into_iter().chain([plain]) {
             match admit_encoded(sent.clone()) {
                 Err(Error::CorruptBatch { what }) => {
                     assert!(what.starts_with("record 0 at byte 2 is not a Record"), "{what}");

@@ -314,8 +314,8 @@ async fn ten_thousand_silent_connections_leave_others_served() {
             // The start of a handshake.
             near.write_all(&[0x16, 3, 1, 0x40, 0, 1]).await.unwrap();
         }
-        let port = port.clone();
-        tokio::spawn(async move { port.accept(far, "client").await.err() });
+        let accepting = port.clone();
+        tokio::spawn(async move { accepting.accept(far, "client").await.err() });
         silent.push(near);
         if number % 1_000 == 0 {
             let served = shake(&port, &client, "127.0.0.1");

@@ -205,7 +205,7 @@ fn argument(text: &str) {
     for rule in &parsed.rules {
         let printed = rule_text(rule);
         let again = parse(&printed).unwrap_or_else(|| panic!("{printed:?} of {text:?}"));
-        assert_eq!(again.rules, [rule.clone()], "{printed:?}");
+        assert_eq!(again.rules, std::slice::from_ref(rule), "{printed:?}");
     }
 }
 

@@ -212,7 +212,8 @@ async fn a_certificate_that_is_for_no_node_is_refused_before_a_request_is_read()
     let trio =
         SecureTrio::start(|certificates, node, config| certificates.node(node, config)).await;
     trio.connected().await;
-    let foreign = CertificateAuthority::create("elsewhere", 30).unwrap();
+    trio.certificates.put("foreign-ca", &CertificateAuthority::create("elsewhere", 30).unwrap());
+    let foreign = trio.certificates.ca("foreign-ca");
     let own_ca = trio.certificates.ca("ca");
     let names = CertificateNames {
         uris: vec![format!("helix://cluster/{}/node/2", "elsewhere")],
