@@ -5,6 +5,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use helix_tls::issue::{CertificateAuthority, IssuedPair};
@@ -307,17 +308,24 @@ async fn ten_thousand_silent_connections_leave_others_served() {
     let options = AcceptorOptions { deadline, handshakes_max: OPEN_MAX, ..options };
     let port = Arc::new(Acceptor::new(store, options).unwrap());
     let client = Connector::new(files.store("", &["a"]), ServerRule::HostName).unwrap();
-    let mut silent = Vec::new();
+    let (mut silent, started) = (Vec::new(), Arc::new(AtomicU64::new(0)));
     for number in 1..=SILENT {
         let (mut near, far) = duplex(64);
         if number % 2 == 0 {
             // The start of a handshake.
             near.write_all(&[0x16, 3, 1, 0x40, 0, 1]).await.unwrap();
         }
-        let port = port.clone();
-        tokio::spawn(async move { port.accept(far, "client").await.err() });
+        let (accepting, starting) = (port.clone(), started.clone());
+        tokio::spawn(async move {
+            starting.fetch_add(1, Ordering::Relaxed);
+            accepting.accept(far, "client").await.err()
+        });
         silent.push(near);
         if number % 1_000 == 0 {
+            // Handshakes that start after the good one would displace it.
+            while started.load(Ordering::Relaxed) < number {
+                tokio::task::yield_now().await;
+            }
             let served = shake(&port, &client, "127.0.0.1");
             let served = tokio::time::timeout(Duration::from_secs(10), served).await;
             let (accepted, connected) = served.expect("a good client is served in time");
