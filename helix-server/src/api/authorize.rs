@@ -355,7 +355,8 @@ pub(super) fn authorize_subscription(
 /// as new as the call, so that a revoked operator changes nothing through a node that lags.
 ///
 /// # Errors
-/// As of [`authorize`], and [`Error::NoLeader`] if this node cannot learn the newest rules.
+/// As of [`authorize`], [`Error::NoLeader`] if this node cannot learn the newest rules, and
+/// [`Error::NotAMember`].
 pub(super) async fn authorize_change<T: GuardedRequest + Sync>(
     node: &Node,
     request: &Request<T>,
@@ -367,6 +368,8 @@ pub(super) async fn authorize_change<T: GuardedRequest + Sync>(
     let call = call_memory(request);
     // First by the copy, so that a caller without the right does not load shard 0's leader.
     authorize_by_copy(node, call.as_deref(), request.get_ref())?;
+    // A removed node has no leader, and would say that instead.
+    node.check_member()?;
     node.cluster().catch_up().await?;
     authorize_by_copy(node, call.as_deref(), request.get_ref())
 }

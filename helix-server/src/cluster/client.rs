@@ -40,8 +40,8 @@ pub struct Cluster {
     shards: RwLock<BTreeMap<u64, Arc<Shard>>>,
     pub(super) clock: Arc<dyn Clock>,
     lease: Mutex<ProducerIdLease>,
-    /// Start of the last request to the leader that brought this node up to date.
-    up_to_date: tokio::sync::Mutex<Option<Instant>>,
+    /// Start of the last attempt to bring this node up to date, and whether it succeeded.
+    last_catch_up: tokio::sync::Mutex<Option<(Instant, bool)>>,
     /// Replica changes of the shards that this node leads, by shard id.
     progress: Mutex<BTreeMap<u64, ShardProgress>>,
     /// Reason why a new node has not joined yet; empty if there is none.
@@ -67,7 +67,7 @@ impl Cluster {
             shards: RwLock::default(),
             clock,
             lease: Mutex::default(),
-            up_to_date: tokio::sync::Mutex::default(),
+            last_catch_up: tokio::sync::Mutex::default(),
             progress: Mutex::default(),
             join_blocked: Mutex::default(),
             reported_addresses: Mutex::default(),
@@ -243,19 +243,25 @@ impl Cluster {
     /// entries in time; [`Error::Draining`] if this node stops meanwhile.
     pub async fn catch_up(&self) -> Result<()> {
         let asked = Instant::now();
-        let mut up_to_date = self.up_to_date.lock().await;
-        // A request that another caller began after this call serves this call too.
-        if up_to_date.is_some_and(|began| began >= asked) {
-            return Ok(());
+        let mut last = self.last_catch_up.lock().await;
+        // An attempt that another caller began after this call serves this call too, also if it
+        // failed: without a leader, calls would wait for the end of one attempt each.
+        if let Some((began, succeeded)) = *last
+            && began >= asked
+        {
+            return if succeeded { Ok(()) } else { Err(Error::NoLeader { shard: 0 }) };
         }
         let began = Instant::now();
-        let version = match self.send_to_leader(PeerRequest::Version).await? {
-            PeerResponse::Version(version) => version,
-            other => return Err(unexpected(&other)),
-        };
-        self.wait_version(version).await?;
-        *up_to_date = Some(began);
-        Ok(())
+        let caught_up = self.catch_up_now().await;
+        *last = Some((began, caught_up.is_ok()));
+        caught_up
+    }
+
+    async fn catch_up_now(&self) -> Result<()> {
+        match self.send_to_leader(PeerRequest::Version).await? {
+            PeerResponse::Version(version) => self.wait_version(version).await,
+            other => Err(unexpected(&other)),
+        }
     }
 
     /// Waits until this node has applied this version of the cluster's state.

@@ -152,8 +152,11 @@ impl JwtKey {
                 if !MODULUS_BYTES.contains(&modulus.len()) {
                     return Err(invalid("an RSA key has 2048 to 8192 bits"));
                 }
-                if !(1..=EXPONENT_BYTES_MAX).contains(&exponent.len()) {
-                    return Err(invalid("the exponent of an RSA key has 1 to 5 bytes"));
+                let is_odd = exponent.last().is_some_and(|last| last % 2 == 1);
+                if !is_odd || exponent == [1] || exponent.len() > EXPONENT_BYTES_MAX {
+                    let what =
+                        "the exponent of an RSA key is odd, at least 3, and has up to 5 bytes";
+                    return Err(invalid(what));
                 }
                 KeyMaterial::Rsa { modulus: modulus.to_vec(), exponent: exponent.to_vec() }
             }
@@ -173,7 +176,7 @@ impl JwtKey {
             // Also "oct": a secret that issuer and node share would let the node make JWTs.
             _ => return Ok(None),
         };
-        let key_of = Self { id: id.clone(), material };
+        let key_of = Self { id, material };
         let is_of_algorithm = |name: &Value| name.as_str() == Some(key_of.algorithm().as_str());
         Ok(key.get("alg").is_none_or(is_of_algorithm).then_some(key_of))
     }
@@ -202,8 +205,8 @@ pub struct JwtKeySet {
 }
 
 impl JwtKeySet {
-    /// Parses a JWKS. Keys for other uses, of other algorithms and those that are not valid are left
-    /// out (RFC 7517, section 5): a key that an issuer adds must not end the rotation of its others.
+    /// Parses a JWKS. Keys for other uses, of other algorithms and invalid ones are left out
+    /// (RFC 7517, section 5): a key that an issuer adds must not end the rotation of its others.
     ///
     /// # Errors
     /// [`JwksError`]

@@ -309,6 +309,8 @@ fn keys_for_other_uses_and_invalid_ones_are_left_out() {
         other(0, "n", json!("AQAB")),
         other(0, "e", json!("")),
         other(0, "e", json!("AQAB=")),
+        other(0, "e", json!("AQ")),
+        other(0, "e", json!("AQAA")),
         other(1, "x", json!("AQAB")),
         other(1, "y", json!(7)),
         other(2, "x", json!("AQAB")),

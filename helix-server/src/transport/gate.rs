@@ -273,7 +273,7 @@ fn is_equal(known: &[u8], sent: &[u8]) -> bool {
     let (sent_words, sent_rest) = sent.as_chunks::<8>();
     let word = |bytes: &[u8; 8]| u64::from_ne_bytes(*bytes);
     let words = known_words.iter().zip(sent_words);
-    let difference = words.fold(0, |found, (known, sent)| found | (word(known) ^ word(sent)));
+    let difference = words.fold(0_u64, |found, (known, sent)| found | (word(known) ^ word(sent)));
     let is_same = difference.ct_eq(&0) & known_rest.ct_eq(sent_rest);
     known.len() == sent.len() && bool::from(is_same)
 }

@@ -10,6 +10,7 @@ use helix_proto::log::v1::{
     AccessOperation, AccessRole, CreateTopicRequest, ErrorReason, ResourceKind, WhoAmIRequest,
 };
 use helix_server::config::{AuthSetting, ServerConfig};
+use helix_server::limits::READY_WAIT_MAX;
 use tokio::time::Instant;
 
 use super::{SECOND, role, rule, rules, with_token};
@@ -128,6 +129,24 @@ async fn a_removed_right_changes_nothing_through_a_node_that_lags() {
             assert!(is_refused.contains(&reason), "{reason:?}");
         }
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn control_calls_without_a_leader_fail_together() {
+    let mut trio = GuardedTrio::start(AuthSetting::Required).await;
+    let token = trio.first_token().await;
+    for node in [2, 3] {
+        let TestServer { running, channel, .. } = trio.nodes.remove(&node).unwrap();
+        drop(channel);
+        running.shutdown().await;
+    }
+    let began = Instant::now();
+    let calls = (0..8).map(|_| create(&trio.nodes[&1], &token));
+    for result in futures_util::future::join_all(calls).await {
+        assert_eq!(reason(&result.unwrap_err()), ErrorReason::NoLeader);
+    }
+    // One after another, they would wait for a leader eight times.
+    assert!(began.elapsed() < 6 * READY_WAIT_MAX, "{:?}", began.elapsed());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -212,16 +212,15 @@ async fn a_certificate_that_is_for_no_node_is_refused_before_a_request_is_read()
     let trio =
         SecureTrio::start(|certificates, node, config| certificates.node(node, config)).await;
     trio.connected().await;
-    trio.certificates.put("foreign-ca", &CertificateAuthority::create("elsewhere", 30).unwrap());
-    let foreign = trio.certificates.ca("foreign-ca");
-    let own_ca = trio.certificates.ca("ca");
+    let certificates = &trio.certificates;
     let names = CertificateNames {
-        uris: vec![format!("helix://cluster/{}/node/2", "elsewhere")],
+        uris: vec!["helix://cluster/elsewhere/node/2".to_owned()],
         ..CertificateNames::default()
     };
     // Of the CA that nodes trust, for a node of another cluster.
-    trio.certificates.put("foreign", &own_ca.client_with_names(&names, 30).unwrap());
-    trio.certificates.put("untrusted", &node_pair(&foreign, 2));
+    let foreign = certificates.ca("ca").client_with_names(&names, 30).unwrap();
+    certificates.put("foreign", &foreign);
+    certificates.put("untrusted", &node_pair(&certificates.ca("other-ca"), 2));
     for (name, what) in [("foreign", "of cluster \"elsewhere\""), ("client", "names no node")] {
         let mut client = peer_client(&trio, name, "ca");
         // A request without a message: it is refused, and nothing waits for the rest.
