@@ -187,6 +187,14 @@ pub const DISCARD_BYTES_MAX: usize = WINDOW_BYTES_MAX as usize;
 /// may have more only if as many are free.
 pub const CALLS_PER_CONNECTION_MIN: usize = 16;
 
+/// Reserve of calls that one principal, or one address of clients without credentials, leaves free
+/// for others: one part of all. It is small because a single tenant never gets it.
+///
+/// Within the reserve a principal may have as many calls as are free after them, and always
+/// `CALLS_PER_PRINCIPAL_MIN` while one is free.
+pub const CALLS_RESERVE_PART: usize = 8;
+pub const CALLS_PER_PRINCIPAL_MIN: usize = 16;
+
 /// Time for the HTTP/2 handshake, and its bytes: the preface and the header of the first frame.
 pub const HANDSHAKE_WAIT_MAX: Duration = Duration::from_secs(10);
 pub const HANDSHAKE_BYTES: u64 = 24 + 9;

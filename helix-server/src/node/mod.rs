@@ -20,6 +20,7 @@
 mod background;
 mod bootstrap_handler;
 mod bootstrap_token;
+mod call_share;
 mod clock_watch;
 mod formation;
 mod groups;
@@ -63,6 +64,7 @@ use crate::random::Random;
 pub use crate::shard::LogLimits;
 use bootstrap_handler::BootstrapHandler;
 pub use bootstrap_token::{FIRST_PRINCIPAL, TokenFile, make_first_token};
+pub use call_share::{CallShare, CallSlot};
 pub use groups::{CommitFallback, ReaderMembership};
 use logs::{LogIdentity, NodeLogs};
 pub use lookup::LocatedPartition;

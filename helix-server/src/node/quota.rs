@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::call_share::CallShare;
 use crate::error::{Error, Result};
 use crate::log::{AccessState, QuotaLimits};
 use crate::sync;
@@ -149,6 +150,7 @@ pub struct QuotaMeter {
     connection_count: AtomicU32,
     throttled: AtomicU64,
     buckets: Mutex<Buckets>,
+    call_share: Arc<CallShare>,
 }
 
 impl QuotaMeter {
@@ -163,7 +165,13 @@ impl QuotaMeter {
             connection_count: AtomicU32::new(0),
             throttled: AtomicU64::new(0),
             buckets: Mutex::new(buckets),
+            call_share: CallShare::of_principal(),
         }
+    }
+
+    /// Returns the principal's share of the node's open calls, which needs no quota.
+    pub fn call_share(&self) -> &Arc<CallShare> {
+        &self.call_share
     }
 
     fn set_limits(&self, limits: Option<&QuotaLimits>) {

@@ -1,10 +1,10 @@
 //! Admits calls and their messages, and tracks responses until the client has read them.
 //!
-//! A call needs a call permit; each message needs a permit for its decoded size before it is
-//! decoded. Until it has arrived whole, a message counts as what has arrived. Where that memory is
-//! used up, one message at a time claims the permit for the whole of it, so that half-received
-//! messages of different connections cannot block each other. A message that does not arrive in
-//! time releases its permit.
+//! A call needs a call permit, within the share of its principal; each message needs a permit for
+//! its decoded size before it is decoded. Until it has arrived whole, a message counts as what has
+//! arrived. Where that memory is used up, one message at a time claims the permit for the whole of
+//! it, so that half-received messages of different connections cannot block each other. A message
+//! that does not arrive in time releases its permit.
 
 use std::convert::Infallible;
 use std::future::{Ready, poll_fn, ready as now};
@@ -78,6 +78,11 @@ impl Service<http::Request<Body>> for Admission {
         match gate.admit(request.uri().path(), request.headers()) {
             Ok(Some(access)) => self.serve(request, permit, Some(access)),
             Ok(None) => {
+                // It counts for the client's address while its principal is not known.
+                let slot = match self.connection.share_call(None) {
+                    Ok(slot) => slot,
+                    Err(error) => return Either::Left(now(Ok(rejected(request, error)))),
+                };
                 // The clone takes the place of the services that are ready.
                 let next = self.clone();
                 let mut ready = std::mem::replace(self, next);
@@ -85,6 +90,7 @@ impl Service<http::Request<Body>> for Admission {
                     let (parts, body) = request.into_parts();
                     let admitted = gate.admit_newest(parts.uri.path(), &parts.headers).await;
                     let request = http::Request::from_parts(parts, body);
+                    drop(slot);
                     match admitted {
                         Ok(access) => ready.serve(request, permit, Some(access)).await,
                         Err(error) => Ok(rejected(request, error)),
@@ -104,7 +110,13 @@ impl Admission {
         permit: LoadPermit,
         access: Option<CallAccess>,
     ) -> <Self as Service<http::Request<Body>>>::Future {
-        let call = CallMemory::of_caller(&self.load, &self.connection, Some(permit), access);
+        let caller = access.as_ref().and_then(CallAccess::caller);
+        let slot = match self.connection.share_call(caller) {
+            Ok(slot) => slot,
+            Err(error) => return Either::Left(now(Ok(rejected(request, error)))),
+        };
+        let (load, connection) = (&self.load, &self.connection);
+        let call = CallMemory::of_caller(load, connection, Some(permit), slot, access);
         request.extensions_mut().insert(call.clone());
         let kind = CallKind::of(request.uri().path());
         let watched = self.gate.as_ref().and_then(|gate| {

@@ -2,6 +2,7 @@
 //! Counts the requests that a limit refused and the connections that it closed. Knows neither gRPC
 //! nor records.
 
+mod call_shares;
 mod connection;
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -16,9 +17,9 @@ use crate::limits;
 use crate::memory::MemoryShares;
 use crate::sync;
 
-pub use connection::{
-    ArrivingPermit, CallMemory, ClientAddress, ClientConnection, MessageClaim, RequestPermit,
-};
+use call_shares::AddressShares;
+pub use call_shares::ClientAddress;
+pub use connection::{ArrivingPermit, CallMemory, ClientConnection, MessageClaim, RequestPermit};
 
 /// Declares the counters once: the field name is the value of the metric's `limit` label.
 macro_rules! limit_events {
@@ -45,6 +46,8 @@ limit_events! {
     handshakes_timed_out,
     /// Calls rejected because the maximum was open, on the node or on their connection.
     calls_refused,
+    /// Calls rejected because their principal, or their address without one, had its share of them.
+    principal_calls_refused,
     /// Times that a connection was not read for a while because its client cancelled many calls.
     cancelled_calls_paced,
     /// Requests rejected because the request bytes stayed at their limit.
@@ -110,6 +113,7 @@ pub struct ClientLoad {
     shares: MemoryShares,
     events: LimitEvents,
     calls: Arc<Semaphore>,
+    address_shares: AddressShares,
     request_bytes: Arc<Semaphore>,
     arriving_bytes: Arc<Semaphore>,
     /// Turn of the one message that may claim the memory for all of it before it has arrived.
@@ -135,6 +139,7 @@ impl ClientLoad {
         Arc::new(Self {
             events: LimitEvents::default(),
             calls: limit(shares.calls),
+            address_shares: AddressShares::default(),
             request_bytes: limit(shares.request_bytes),
             arriving_bytes: limit(shares.arriving_bytes),
             whole_turn: limit(1),

@@ -17,8 +17,9 @@ use helix_proto::log::v1::{
 };
 use helix_server::config::ServerConfig;
 use helix_server::limits::{
-    CALLS_PER_CONNECTION_MIN, HANDSHAKE_WAIT_MAX, HEADER_LIST_BYTES_MAX, PARTITIONS_PER_CALL_MAX,
-    PARTITIONS_PER_PAGE_MAX, PARTITIONS_PER_TURN, STREAMS_PER_CONNECTION_MAX,
+    CALLS_PER_CONNECTION_MIN, CALLS_RESERVE_PART, HANDSHAKE_WAIT_MAX, HEADER_LIST_BYTES_MAX,
+    PARTITIONS_PER_CALL_MAX, PARTITIONS_PER_PAGE_MAX, PARTITIONS_PER_TURN,
+    STREAMS_PER_CONNECTION_MAX,
 };
 use helix_server::memory::MEMORY_LIMIT_MIN;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -166,6 +167,7 @@ async fn throttles_calls_over_the_limit() {
     let server = small().await;
     let load = server.running.load();
     let calls = load.shares().calls;
+    let reserve = calls / CALLS_RESERVE_PART;
     let subscribe = async |channel: &Channel| {
         let mut consume = ConsumeServiceClient::new(channel.clone());
         let request =
@@ -173,7 +175,8 @@ async fn throttles_calls_over_the_limit() {
         soon(consume.subscribe(request)).await
     };
     let mut open = Vec::new();
-    // Each connection gets at most half of the free calls, and so leaves some for the next one.
+    // Each connection gets at most half of the free calls, and so leaves some for the next one. All
+    // connections of this machine leave the reserve.
     for connection in 0.. {
         let channel = connect(&server.running).await;
         let free = calls - open.len();
@@ -193,18 +196,21 @@ async fn throttles_calls_over_the_limit() {
         if let Some(refused) = refused {
             assert_eq!(reason(&refused), ErrorReason::Throttled, "{refused:?}");
             assert_eq!(refused.code(), Code::ResourceExhausted);
-        }
-        if connection < 4 {
-            others_are_served(&server).await;
-        }
-        if open.len() == calls {
-            break;
+            if refused.message().contains("calls from this client address") {
+                break;
+            }
         }
         assert!(opened > 0 && connection < 100, "{} of {calls} are open", open.len());
+        if open.len() + reserve + 8 < calls {
+            others_are_served(&server).await;
+        }
     }
-    assert!(count(&server, "calls_refused") > 0);
+    assert_eq!(count(&server, "principal_calls_refused"), 1);
+    assert!(open.len() + reserve <= calls && open.len() + reserve + 8 >= calls, "{}", open.len());
+    // The reserve is free for other addresses.
+    load.acquire_call(reserve - 1).unwrap();
     open.truncate(calls / 2);
-    until("half of the calls have ended", || load.acquire_call(0).is_ok()).await;
+    until("half of the calls have ended", || load.acquire_call(calls * 3 / 8).is_ok()).await;
     others_are_served(&server).await;
 }
 

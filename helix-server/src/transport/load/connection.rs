@@ -1,7 +1,6 @@
 //! Tracks one client connection: bytes read, responses its client has not read, its end.
 
 use std::fmt::{self, Display};
-use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::task::Waker;
@@ -12,36 +11,13 @@ use futures_util::task::AtomicWaker;
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout};
 
+use super::call_shares::ClientAddress;
 use super::{ClientLoad, LoadPermit, Waiting, permits};
 use crate::error::{Error, Result};
 use crate::limits;
-use crate::node::Principal;
-use crate::node::QuotaMeter;
+use crate::node::{CallShare, CallSlot, Principal, QuotaMeter};
 use crate::sync;
 use crate::transport::CallAccess;
-
-/// Address of a client, for the log.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ClientAddress {
-    Tcp(SocketAddr),
-    /// A client on this machine; its socket has no address.
-    Unix,
-}
-
-impl From<SocketAddr> for ClientAddress {
-    fn from(addr: SocketAddr) -> Self {
-        Self::Tcp(addr)
-    }
-}
-
-impl Display for ClientAddress {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Tcp(addr) => addr.fmt(f),
-            Self::Unix => f.write_str("unix"),
-        }
-    }
-}
 
 /// One open client connection.
 #[derive(Debug)]
@@ -50,7 +26,8 @@ pub struct ClientConnection {
     _permit: LoadPermit,
     /// Taken from the node's free window bytes; returned on drop.
     window_bytes: u64,
-    peer: OnceLock<ClientAddress>,
+    /// The client's address, and its share of the calls without credentials.
+    peer: OnceLock<(ClientAddress, Arc<CallShare>)>,
     /// Principal of the verified client certificate, or the reason why it has none.
     certificate_principal: OnceLock<std::result::Result<Principal, String>>,
     /// Request bytes of this connection; those of all connections are in `load`.
@@ -164,7 +141,12 @@ impl ClientConnection {
     /// Sets the client's address, which the log shows.
     pub fn set_peer(&self, peer: ClientAddress) {
         // Ignored: a connection has one peer.
-        let _ = self.peer.set(peer);
+        let _ = self.peer.set((peer, self.load.address_share(peer)));
+    }
+
+    /// Returns the share of calls without credentials; `None` if the address is not known.
+    pub(super) fn address_share(&self) -> Option<&Arc<CallShare>> {
+        self.peer.get().map(|(_, share)| share)
     }
 
     /// Sets the principal of the client's certificate, which the TLS handshake has verified, or
@@ -190,7 +172,7 @@ impl ClientConnection {
                 }
             }
         }
-        Shown(self.peer.get())
+        Shown(self.peer.get().map(|(peer, _)| peer))
     }
 
     /// Returns the HTTP/2 window of this connection, in bytes.
@@ -429,6 +411,7 @@ pub struct CallMemory {
     has_shared_responses: AtomicBool,
     /// The caller; `None` if callers are not checked.
     access: Option<CallAccess>,
+    _slot: Option<CallSlot>,
     _permit: Option<LoadPermit>,
 }
 
@@ -439,14 +422,15 @@ impl CallMemory {
         connection: &Arc<ClientConnection>,
         permit: Option<LoadPermit>,
     ) -> Arc<Self> {
-        Self::of_caller(load, connection, permit, None)
+        Self::of_caller(load, connection, permit, None, None)
     }
 
-    /// Like [`Self::new`], for a call whose caller is checked.
+    /// Like [`Self::new`], for a call that is counted in a share, and whose caller is checked.
     pub fn of_caller(
         load: &Arc<ClientLoad>,
         connection: &Arc<ClientConnection>,
         permit: Option<LoadPermit>,
+        slot: Option<CallSlot>,
         access: Option<CallAccess>,
     ) -> Arc<Self> {
         let (load, connection) = (load.clone(), connection.clone());
@@ -459,6 +443,7 @@ impl CallMemory {
             is_finished: AtomicBool::new(false),
             has_shared_responses: AtomicBool::new(false),
             access,
+            _slot: slot,
             _permit: permit,
         })
     }

@@ -1,0 +1,50 @@
+//! Counts the open calls of one principal, or of one address of clients without credentials.
+//!
+//! `transport/load/call_shares.rs` holds each of them to its share of the node's calls.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Number of the open calls of one principal or address, over all of its connections.
+#[derive(Debug)]
+pub struct CallShare {
+    /// Names the calls in a refusal.
+    what: &'static str,
+    open: AtomicUsize,
+}
+
+impl CallShare {
+    pub fn of_principal() -> Arc<Self> {
+        Self::new("calls of this principal while few are free on this node")
+    }
+
+    /// For clients without credentials.
+    pub fn of_address() -> Arc<Self> {
+        Self::new("calls from this client address while few are free on this node")
+    }
+
+    fn new(what: &'static str) -> Arc<Self> {
+        Arc::new(Self { what, open: AtomicUsize::new(0) })
+    }
+
+    /// Counts a call until the slot is dropped. Returns the number of other open calls too.
+    pub fn open(self: &Arc<Self>) -> (CallSlot, usize) {
+        let others = self.open.fetch_add(1, Ordering::Relaxed);
+        (CallSlot(self.clone()), others)
+    }
+
+    /// Returns the text that names the calls in a refusal.
+    pub fn what(&self) -> &'static str {
+        self.what
+    }
+}
+
+/// RAII slot of one open call.
+#[derive(Debug)]
+pub struct CallSlot(Arc<CallShare>);
+
+impl Drop for CallSlot {
+    fn drop(&mut self) {
+        self.0.open.fetch_sub(1, Ordering::Relaxed);
+    }
+}
