@@ -92,7 +92,7 @@ impl GroupHandler {
             // The member keeps its subscription.
             let known = shard.read_groups(|groups| groups.snapshot(group));
             let member = known.as_ref().and_then(|group| group.member(&report.spec.member_id));
-            let topics = member.map_or(&[][..], |member| &member.spec.topics);
+            let topics = member.map_or(&[][..], |member| &member.topics);
             authorize_subscription(&self.node, call, topics)?;
         }
         let view = match Box::pin(shard.report(group, &report, &paused, wait)).await {
@@ -103,7 +103,7 @@ impl GroupHandler {
         self.node.learn_topics(view.assigned.iter().chain(&view.pending)).await?;
         let topics = shard.read_groups(|groups| {
             let member = groups.get(group)?.member(&report.spec.member_id)?;
-            Some(member.spec.topics.clone())
+            Some(member.topics.clone())
         });
         Ok(self.response(view, &topics.unwrap_or_default()))
     }
@@ -262,7 +262,7 @@ impl GroupHandler {
                     return None;
                 }
                 let high_watermark = self.node.watermarks_of(key)?.high_watermark;
-                Some(high_watermark.saturating_sub(row.offset?))
+                Some(high_watermark.saturating_sub(row.offset()?))
             });
             groups.push(GroupSummary {
                 group: name.to_string(),

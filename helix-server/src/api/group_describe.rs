@@ -41,9 +41,10 @@ pub(super) async fn describe(
         sessions: shard.group_sessions().of_group(&request.group),
         topic_names: group.topic_names().map(|(id, name)| (id, &**name)).collect(),
         targets: targets.collect(),
+        owners: group.owners(),
     };
     let mut keys: BTreeSet<PartitionKey> = group.offsets().map(|(key, _)| key).collect();
-    for (topic_id, count) in group.assigned_topics() {
+    for (topic_id, count) in group.assigned_topics().iter() {
         let topic_id = *topic_id;
         keys.extend((0..*count).map(|number| PartitionKey { topic_id, number }));
     }
@@ -82,6 +83,7 @@ struct Description<'a> {
     sessions: BTreeMap<Arc<str>, MemberSession>,
     topic_names: BTreeMap<u64, &'a str>,
     targets: BTreeMap<PartitionKey, &'a str>,
+    owners: BTreeMap<PartitionKey, &'a Arc<str>>,
 }
 
 impl Description<'_> {
@@ -89,12 +91,12 @@ impl Description<'_> {
         let Some(member) = self.group.member(id) else { return MemberDescription::default() };
         let session = self.sessions.get(id);
         let heard = session.and_then(|session| session.last_heartbeat);
-        let timeout = Duration::from_millis(member.spec.session_timeout_ms.into());
+        let timeout = Duration::from_millis(member.session_timeout_ms.into());
         MemberDescription {
             member_id: id.to_owned(),
-            static_name: member.spec.static_name.clone(),
-            client_name: member.spec.client_name.clone(),
-            topics: self.visible_subscriptions(&member.spec.topics),
+            static_name: member.static_name.to_string(),
+            client_name: member.client_name.to_string(),
+            topics: self.visible_subscriptions(&member.topics),
             member_epoch: session.map_or(0, |session| session.epoch),
             session_timeout: Some(wire_duration(timeout)),
             since_heartbeat: heard.map(|heard| wire_duration(heard.elapsed())),
@@ -127,7 +129,7 @@ impl Description<'_> {
 
     fn partition(&self, key: PartitionKey, include_history: bool) -> GroupPartition {
         let topic = self.topic_name(key);
-        let owner = self.group.owner(key).map(|id| id.to_string());
+        let owner = self.owners.get(&key).map(|id| id.to_string());
         let target = self.targets.get(&key).map(|id| (*id).to_owned());
         let row = self.group.offset(key);
         let offset = row.and_then(|row| offset_and_lag(self.node, topic.clone(), key, row));
@@ -167,7 +169,7 @@ impl Description<'_> {
             return Reason { waiting_for: owner.to_owned(), ..reason };
         }
         let session = self.sessions.get(owner);
-        let timeout = self.group.member(owner).map_or(0, |it| it.spec.session_timeout_ms);
+        let timeout = self.group.member(owner).map_or(0, |it| it.session_timeout_ms);
         let timeout = Duration::from_millis(timeout.into());
         let silence = session.and_then(|it| it.last_heartbeat).map(|it| it.elapsed());
         if let Some(silence) = silence.filter(|silence| *silence > timeout / SILENT_PART) {
@@ -232,18 +234,18 @@ impl Reason {
 }
 
 fn history(row: &CommittedRow) -> Vec<OffsetChange> {
-    let change = |event: &OffsetEvent| OffsetChange {
+    let change = |event: OffsetEvent<'_>| OffsetChange {
         kind: match event.kind {
             OffsetEventKind::Commit => OffsetChangeKind::Commit,
             OffsetEventKind::Seek => OffsetChangeKind::Seek,
             OffsetEventKind::Undo => OffsetChangeKind::Undo,
         }
         .into(),
-        by: event.by.to_string(),
+        by: event.by.to_owned(),
         from: event.from,
         to: event.to.unwrap_or_default(),
         since: Some(time::to_timestamp(event.since_us)),
         until: Some(time::to_timestamp(event.until_us)),
     };
-    row.history.iter().map(change).collect()
+    row.history().map(change).collect()
 }

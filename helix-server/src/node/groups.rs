@@ -9,7 +9,7 @@ use super::shard_slots::ShardSlot;
 use crate::cluster::unmatched;
 use crate::error::{Error, Result};
 use crate::log::{
-    ConsumerGroup, GroupRefusal, PartitionId, PartitionKey, Refusal, TopicInfo, Watermarks,
+    CommittedRow, ConsumerGroup, GroupRefusal, PartitionId, PartitionKey, Refusal, TopicInfo, Watermarks,
 };
 use crate::shard::{GroupWatch, ReadFrom, Shard};
 
@@ -189,7 +189,7 @@ impl Node {
         let name = located.topic.name.as_str();
         Ok(shard.read_groups(|groups| {
             let Some(group) = groups.get(group) else { return CommittedStart::None };
-            if let Some(offset) = group.offset(key).and_then(|row| row.offset) {
+            if let Some(offset) = group.offset(key).and_then(CommittedRow::offset) {
                 return CommittedStart::Offset(offset);
             }
             // The coordinator may not have forgotten the earlier topic yet.
@@ -225,8 +225,7 @@ impl Node {
 
 fn had_offsets(group: &ConsumerGroup, topic_id: u64) -> bool {
     let is_forgotten = group.topic_names().all(|(id, _)| id != topic_id);
-    is_forgotten
-        || group.offsets().any(|(key, row)| key.topic_id == topic_id && row.offset.is_some())
+    is_forgotten || group.has_offsets(topic_id)
 }
 
 /// A member whose partitions are read.

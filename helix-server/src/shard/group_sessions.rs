@@ -155,7 +155,7 @@ impl GroupSessions {
 }
 
 fn timeout_of(member: &crate::log::GroupMember) -> Duration {
-    Duration::from_millis(member.spec.session_timeout_ms.into())
+    Duration::from_millis(member.session_timeout_ms.into())
 }
 
 #[cfg(test)]

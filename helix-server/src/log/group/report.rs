@@ -82,7 +82,7 @@ impl GroupTable {
         if *epoch > current || (*epoch != 0 && *epoch < member.joined_epoch) {
             return Err(GroupRefusal::StaleEpoch { epoch: *epoch, current });
         }
-        if may_put && let Some(settings) = updated(&member.spec, spec)? {
+        if may_put && let Some(settings) = updated(member, spec)? {
             let joined_epoch = member.joined_epoch;
             let update =
                 GroupChange::PutMember { member: settings, take_over: false, joined_epoch };
@@ -118,7 +118,7 @@ impl ConsumerGroup {
             is_settled: self.is_assigned() && pending.is_empty() && assigned.len() == owned.len(),
             assigned,
             pending,
-            session_timeout_ms: member.spec.session_timeout_ms,
+            session_timeout_ms: member.session_timeout_ms,
         }
     }
 
@@ -137,19 +137,29 @@ impl ConsumerGroup {
 }
 
 /// Returns the settings that a report changes; `None` if it changes none.
-fn updated(known: &MemberSpec, said: &MemberSpec) -> Result<Option<MemberSpec>, GroupRefusal> {
-    if !said.static_name.is_empty() && said.static_name != known.static_name {
-        return Err(GroupRefusal::StaticNameFixed { current: known.static_name.clone() });
+fn updated(known: &GroupMember, said: &MemberSpec) -> Result<Option<MemberSpec>, GroupRefusal> {
+    if !said.static_name.is_empty() && *said.static_name != *known.static_name {
+        return Err(GroupRefusal::StaticNameFixed { current: known.static_name.to_string() });
     }
-    let mut next = known.clone();
-    if !said.topics.is_empty() {
-        next.topics.clone_from(&said.topics);
+    // Compared first: most heartbeats change nothing, and then allocate nothing.
+    let has_topics = !said.topics.is_empty() && *said.topics != *known.topics;
+    let has_name = !said.client_name.is_empty() && *said.client_name != *known.client_name;
+    let timeout_ms = Some(said.session_timeout_ms).filter(|it| *it != 0);
+    if !has_topics && !has_name && timeout_ms.is_none_or(|it| it == known.session_timeout_ms) {
+        return Ok(None);
     }
-    if !said.client_name.is_empty() {
-        next.client_name.clone_from(&said.client_name);
+    let MemberSpec { member_id, mut topics, mut client_name, .. } = said.clone();
+    if !has_topics {
+        topics = known.topics.to_vec();
     }
-    if said.session_timeout_ms != 0 {
-        next.session_timeout_ms = said.session_timeout_ms;
+    if !has_name {
+        client_name = known.client_name.to_string();
     }
-    Ok((next != *known).then_some(next))
+    Ok(Some(MemberSpec {
+        member_id,
+        static_name: known.static_name.to_string(),
+        client_name,
+        session_timeout_ms: timeout_ms.unwrap_or(known.session_timeout_ms),
+        topics,
+    }))
 }
