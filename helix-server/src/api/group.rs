@@ -101,14 +101,10 @@ impl GroupHandler {
         };
         // The copy of the cluster's state may be older than the assignment.
         self.node.learn_topics(view.assigned.iter().chain(&view.pending)).await?;
-        let topics = shard.read_groups(|groups| {
-            let member = groups.get(group)?.member(&report.spec.member_id)?;
-            Some(member.topics.clone())
-        });
-        Ok(self.response(view, &topics.unwrap_or_default()))
+        Ok(self.response(view))
     }
 
-    fn response(&self, view: MemberView, topics: &[String]) -> HeartbeatResponse {
+    fn response(&self, view: MemberView) -> HeartbeatResponse {
         let timeout = Duration::from_millis(view.session_timeout_ms.into());
         let steady = (timeout / 10).clamp(GROUP_HEARTBEAT_MIN, GROUP_HEARTBEAT_MAX);
         let next = if view.is_settled { steady } else { steady.min(GROUP_HEARTBEAT_SOON) };
@@ -117,7 +113,7 @@ impl GroupHandler {
             assigned: self.wire_partitions(view.assigned),
             next_heartbeat: Some(wire_duration(next)),
             pending: self.wire_partitions(view.pending),
-            unmatched_topics: self.node.unmatched_topics(topics),
+            unmatched_topics: self.node.unmatched_topics(&view.topics),
             session_timeout: Some(wire_duration(timeout)),
         }
     }
@@ -296,19 +292,22 @@ impl GroupHandler {
             let what = format!("must be at most {PARTITIONS_PER_GROUP_MAX} partitions");
             return Err(Error::InvalidArgument { field, what });
         }
-        let mut seen = BTreeSet::new();
-        for TopicPartition { topic, partition, topic_id } in partitions {
-            let known = match topic_id {
-                0 => self.node.topic(topic).ok().map(|topic| topic.id),
-                id => Some(*id),
+        let key = |named: &TopicPartition| {
+            let topic_id = match named.topic_id {
+                0 => self.node.topic(&named.topic).ok()?.id,
+                topic_id => topic_id,
             };
-            let Some(topic_id) = known else { continue };
-            if !seen.insert(PartitionKey { topic_id, number: *partition }) {
-                let what = format!("{topic}/{partition} is named twice");
-                return Err(Error::InvalidArgument { field, what });
-            }
+            Some(PartitionKey { topic_id, number: named.partition })
+        };
+        let mut keys: Vec<PartitionKey> = partitions.iter().filter_map(key).collect();
+        keys.sort_unstable();
+        if let Some(pair) = keys.windows(2).find(|pair| pair[0] == pair[1]) {
+            let named = partitions.iter().find(|named| key(named) == Some(pair[0]));
+            let topic = named.map_or("", |named| &named.topic);
+            let what = format!("{topic}/{} is named twice", pair[0].number);
+            return Err(Error::InvalidArgument { field, what });
         }
-        Ok(seen.into_iter().collect())
+        Ok(keys)
     }
 
     /// Converts partitions; those of deleted topics are left out.

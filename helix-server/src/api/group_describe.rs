@@ -15,7 +15,7 @@ use super::group_offsets::{offset_and_lag, read_group};
 use super::{time, wire_shard_id};
 use crate::error::Result;
 use crate::log::{
-    CommittedRow, ConsumerGroup, OffsetEvent, OffsetEventKind, PartitionKey, is_pattern,
+    CommittedRow, ConsumerGroup, OffsetEvent, OffsetEventKind, PartitionKey, SortedMap, is_pattern,
 };
 use crate::node::Node;
 use crate::shard::MemberSession;
@@ -80,7 +80,7 @@ struct Description<'a> {
     node: &'a Node,
     visible: &'a Visibility,
     group: &'a ConsumerGroup,
-    sessions: BTreeMap<Arc<str>, MemberSession>,
+    sessions: SortedMap<Arc<str>, MemberSession>,
     topic_names: BTreeMap<u64, &'a str>,
     targets: BTreeMap<PartitionKey, &'a str>,
     owners: BTreeMap<PartitionKey, &'a Arc<str>>,

@@ -1,6 +1,5 @@
 //! Consumer groups for requests: their shards, their partitions, and committed start positions.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::Node;
@@ -9,7 +8,8 @@ use super::shard_slots::ShardSlot;
 use crate::cluster::unmatched;
 use crate::error::{Error, Result};
 use crate::log::{
-    CommittedRow, ConsumerGroup, GroupRefusal, PartitionId, PartitionKey, Refusal, TopicInfo, Watermarks,
+    CommittedRow, ConsumerGroup, GroupRefusal, PartitionId, PartitionKey, Refusal, TopicInfo,
+    Watermarks,
 };
 use crate::shard::{GroupWatch, ReadFrom, Shard};
 
@@ -105,10 +105,14 @@ impl Node {
         &self,
         partitions: impl Iterator<Item = &PartitionKey>,
     ) -> Result<()> {
-        let topic_ids: BTreeSet<u64> = partitions.map(|partition| partition.topic_id).collect();
         let is_behind = self.cluster.machine().read(|state| {
-            let is_unknown = |id: &u64| state.topic_by_id(*id).is_none() && !state.is_deleted(*id);
-            topic_ids.iter().any(is_unknown)
+            let is_unknown = |id: u64| state.topic_by_id(id).is_none() && !state.is_deleted(id);
+            // In order, so most follow one of the same topic.
+            let mut known = None;
+            let mut partitions = partitions;
+            partitions.any(|it| {
+                known.replace(it.topic_id) != Some(it.topic_id) && is_unknown(it.topic_id)
+            })
         });
         if is_behind { Box::pin(self.cluster.catch_up()).await } else { Ok(()) }
     }

@@ -548,8 +548,9 @@ impl Shard {
     /// Refuses all further requests, including reads from any replica.
     pub fn retire(&self) {
         self.closed.cancel();
-        // Waiting readers must notice it.
+        // Waiting readers and members must notice it.
         self.machine.watchers().wake_all();
+        self.machine.group_watchers().wake_watchers();
     }
 
     /// Stops the replica and closes the log, which syncs its pending appends.

@@ -178,6 +178,11 @@ impl ConsumerGroup {
         self.members.get(id)
     }
 
+    /// Returns a member with its id, which has shared memory.
+    pub fn member_entry(&self, id: &str) -> Option<(&Arc<str>, &GroupMember)> {
+        self.members.get_key_value(id)
+    }
+
     /// Partition counts of the topics that the targets were computed for, by topic id.
     pub fn assigned_topics(&self) -> &SortedMap<u64, u32> {
         &self.assigned_topics

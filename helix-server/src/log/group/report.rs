@@ -1,9 +1,9 @@
 //! Judges the reports of members: the decision of a heartbeat, before anything is proposed.
 
-use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use super::command::{GroupChange, MemberSpec};
-use super::{ConsumerGroup, GroupMember, GroupRefusal, GroupTable, PartitionKey};
+use super::{ConsumerGroup, GroupMember, GroupRefusal, GroupTable, PartitionKey, SortedSet};
 use crate::log::ROWS_PER_ENTRY_MAX;
 
 /// Session timeout of a member that states none.
@@ -17,7 +17,7 @@ pub struct MemberReport {
     /// Epoch of the last response; 0 joins.
     pub epoch: u64,
     /// Partitions that the member still reads.
-    pub owned: BTreeSet<PartitionKey>,
+    pub owned: SortedSet<PartitionKey>,
     pub take_over: bool,
 }
 
@@ -33,6 +33,9 @@ pub enum ReportStep {
 /// Part of the group's state that a member learns.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MemberView {
+    pub member_id: Arc<str>,
+    /// Subscribed names and patterns.
+    pub topics: Arc<[String]>,
     pub epoch: u64,
     pub joined_epoch: u64,
     /// Partitions that it may read.
@@ -58,8 +61,8 @@ impl GroupTable {
     ) -> Result<ReportStep, GroupRefusal> {
         let MemberReport { spec, epoch, owned, take_over } = report;
         let group = self.get(group);
-        let Some((group, member)) =
-            group.and_then(|group| Some((group, group.member(&spec.member_id)?)))
+        let Some((group, (id, member))) =
+            group.and_then(|group| Some((group, group.member_entry(&spec.member_id)?)))
         else {
             if *epoch != 0 || !may_put {
                 return Err(GroupRefusal::UnknownMember { member_id: spec.member_id.clone() });
@@ -102,17 +105,19 @@ impl GroupTable {
                 }));
             }
         }
-        Ok(ReportStep::Settled(group.view(member)))
+        Ok(ReportStep::Settled(group.view(id, member)))
     }
 }
 
 impl ConsumerGroup {
     /// Returns what a member learns now.
-    pub fn view(&self, member: &GroupMember) -> MemberView {
+    pub fn view(&self, id: &Arc<str>, member: &GroupMember) -> MemberView {
         let GroupMember { owned, target, .. } = member;
         let assigned: Vec<_> = owned.keys().filter(|it| target.contains(it)).copied().collect();
         let pending: Vec<_> = target.iter().filter(|it| !owned.contains_key(it)).copied().collect();
         MemberView {
+            member_id: id.clone(),
+            topics: member.topics.clone(),
             epoch: self.member_epoch(member),
             joined_epoch: member.joined_epoch,
             is_settled: self.is_assigned() && pending.is_empty() && assigned.len() == owned.len(),

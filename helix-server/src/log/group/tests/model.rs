@@ -240,7 +240,7 @@ impl Simulation {
         let report = MemberReport {
             spec,
             epoch: client.epoch,
-            owned: client.reading.clone(),
+            owned: client.reading.iter().copied().collect(),
             take_over: client.epoch == 0 && client.takes_over,
         };
         let answer = self.heartbeat(&report);
