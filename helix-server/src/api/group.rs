@@ -32,7 +32,7 @@ use crate::log::{
     OffsetUpdate, PARTITIONS_PER_GROUP_MAX, PartitionKey, Refusal, TopicOffsets, is_pattern,
 };
 use crate::node::{AuthMode, Node};
-use crate::shard::Shard;
+use crate::shard::{HeartbeatDetails, Shard};
 use crate::transport::CallMemory;
 
 pub(crate) struct GroupHandler {
@@ -76,7 +76,10 @@ impl GroupHandler {
             owned: self.keys("owned", &request.owned)?.into_iter().collect(),
             take_over: request.take_over,
         };
-        let paused = self.keys("paused", &request.paused)?;
+        let details = HeartbeatDetails {
+            paused: self.keys("paused", &request.paused)?.into_iter().collect(),
+            principal: call.and_then(CallMemory::quota_meter).map(|it| it.principal().clone()),
+        };
         let group = request.group.as_str();
         let shard = match self.node.find_group(group).await {
             Err(Error::GroupNotFound { .. }) if report.epoch == 0 => {
@@ -95,7 +98,7 @@ impl GroupHandler {
             let topics = member.map_or(&[][..], |member| &member.topics);
             authorize_subscription(&self.node, call, topics)?;
         }
-        let view = match Box::pin(shard.report(group, &report, &paused, wait)).await {
+        let view = match Box::pin(shard.report(group, &report, &details, wait)).await {
             Ok(view) => view,
             Err(error) => return Err(shard.redirect(error).await),
         };

@@ -187,8 +187,14 @@ impl Description<'_> {
             return Reason::new(DeliveryStatus::NoLeader, "the partition's shard has no leader");
         }
         let Some(offset) = offset else {
-            let detail = format!("{owner} has not committed an offset yet");
-            return Reason::new(DeliveryStatus::Flowing, detail);
+            let is_throttled = self.is_throttled(key, session);
+            return match is_throttled {
+                true => Reason::throttled(owner),
+                false => {
+                    let detail = format!("{owner} has not committed an offset yet");
+                    Reason::new(DeliveryStatus::Flowing, detail)
+                }
+            };
         };
         match offset.status() {
             CommitStatus::BelowLogStart | CommitStatus::AboveHighWatermark => {
@@ -199,11 +205,21 @@ impl Description<'_> {
             _ if offset.lag == 0 => {
                 Reason::new(DeliveryStatus::NoNewRecords, "everything is committed")
             }
+            _ if self.is_throttled(key, session) => Reason::throttled(owner),
             _ => {
                 let detail = format!("{owner} has {} records to commit", offset.lag);
                 Reason::new(DeliveryStatus::Flowing, detail)
             }
         }
+    }
+
+    /// Returns whether the quota of the member's principal delays its reads of the partition, as
+    /// far as this node knows: each node has meters of its own.
+    fn is_throttled(&self, key: PartitionKey, session: Option<&MemberSession>) -> bool {
+        let is_leader = self.node.locate_key(key).is_some_and(|(_, shard, _)| shard.is_leader());
+        let principal = session.and_then(|session| session.principal.as_deref());
+        let meter = principal.filter(|_| is_leader).and_then(|it| self.node.quota_meter(it));
+        meter.is_some_and(|meter| meter.delays_reads())
     }
 
     fn unassigned(&self, target: Option<&str>) -> Reason {
@@ -230,6 +246,11 @@ struct Reason {
 impl Reason {
     fn new(status: DeliveryStatus, detail: impl Into<String>) -> Self {
         Self { status, detail: detail.into(), waiting_for: String::new() }
+    }
+
+    fn throttled(owner: &str) -> Self {
+        let detail = format!("reads of {owner} are over its principal's quota of bytes out");
+        Self::new(DeliveryStatus::Throttled, detail)
     }
 }
 

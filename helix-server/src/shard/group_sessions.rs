@@ -10,8 +10,8 @@ use tokio::time::Instant;
 use crate::log::{ConsumerGroup, GroupTable, MemberView, PartitionKey, SortedMap, SortedSet};
 use crate::sync;
 
-/// A leader's knowledge of a member, beyond the group's state. Takes 96 bytes of memory with the
-/// member's id, which it shares with the state.
+/// A leader's knowledge of a member, beyond the group's state. Takes 112 bytes of memory with the
+/// member's id and principal, which it shares with others.
 #[derive(Debug, Clone)]
 pub struct MemberSession {
     pub expires: Instant,
@@ -21,10 +21,19 @@ pub struct MemberSession {
     pub epoch: u64,
     /// Partitions that the application has paused.
     pub paused: SortedSet<PartitionKey>,
+    /// Principal whose credentials the heartbeat had, if any.
+    pub principal: Option<Arc<str>>,
     /// Epoch at which the member joined.
     joined_epoch: u64,
     /// Its removal was proposed, and may be applied at any time: a heartbeat no longer counts.
     is_ending: bool,
+}
+
+/// Part of a heartbeat that the group's state does not have.
+#[derive(Debug, Clone, Default)]
+pub struct HeartbeatDetails {
+    pub paused: SortedSet<PartitionKey>,
+    pub principal: Option<Arc<str>>,
 }
 
 /// Sessions of one group, by member id.
@@ -40,13 +49,15 @@ impl GroupSessions {
     /// Records a heartbeat of a member with this view. Returns `false` if the member is about to be
     /// removed, so that no response may say that its session continues.
     #[must_use]
-    pub fn touch(&self, group: &str, view: &MemberView, paused: SortedSet<PartitionKey>) -> bool {
+    pub fn touch(&self, group: &str, view: &MemberView, details: HeartbeatDetails) -> bool {
+        let HeartbeatDetails { paused, principal } = details;
         let now = Instant::now();
         let session = MemberSession {
             expires: now + Duration::from_millis(view.session_timeout_ms.into()),
             last_heartbeat: Some(now),
             epoch: view.epoch,
             paused,
+            principal,
             joined_epoch: view.joined_epoch,
             is_ending: false,
         };
@@ -99,6 +110,7 @@ impl GroupSessions {
                 last_heartbeat: None,
                 epoch: 0,
                 paused: SortedSet::default(),
+                principal: None,
                 joined_epoch: member.joined_epoch,
                 is_ending: false,
             });
@@ -186,7 +198,7 @@ mod tests {
             session_timeout_ms: 10_000,
             is_settled: true,
         };
-        sessions.touch("g", &view, SortedSet::default())
+        sessions.touch("g", &view, HeartbeatDetails::default())
     }
 
     #[tokio::test(start_paused = true)]
@@ -202,7 +214,7 @@ mod tests {
         let members = sessions.of_group("g");
         assert_eq!(members.get("a").unwrap().epoch, 4);
         assert!(members.get("b").unwrap().last_heartbeat.is_none());
-        assert!(size_of::<(Arc<str>, MemberSession)>() <= 96);
+        assert!(size_of::<(Arc<str>, MemberSession)>() <= 112);
     }
 
     #[tokio::test(start_paused = true)]

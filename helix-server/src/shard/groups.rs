@@ -8,12 +8,12 @@ use std::time::Duration;
 use tokio::sync::{Notify, watch as channel};
 
 use super::Shard;
-use super::group_sessions::GroupSessions;
+use super::group_sessions::{GroupSessions, HeartbeatDetails};
 use crate::error::{Error, Result};
 use crate::limits;
 use crate::log::{
-    GroupChange, GroupCommand, GroupTable, MemberReport, MemberView, PartitionKey, ReportStep,
-    ShardCommand, TopicOffsets,
+    GroupChange, GroupCommand, GroupTable, MemberReport, MemberView, ReportStep, ShardCommand,
+    TopicOffsets,
 };
 use crate::sync;
 
@@ -156,7 +156,7 @@ impl Shard {
         &self,
         group: &str,
         report: &MemberReport,
-        paused: &[PartitionKey],
+        details: &HeartbeatDetails,
         wait: Duration,
     ) -> Result<MemberView> {
         let since = tokio::time::Instant::now();
@@ -182,7 +182,7 @@ impl Shard {
             let view = match judged.map_err(crate::log::Refusal::from)? {
                 ReportStep::Propose(change) => {
                     // The member was heard, even if the proposal takes long or fails.
-                    self.touch_known(group, report, paused);
+                    self.touch_known(group, report, details);
                     may_put &= !matches!(change, GroupChange::PutMember { .. });
                     self.change_group(group, change).await?;
                     continue;
@@ -190,8 +190,7 @@ impl Shard {
                 ReportStep::Settled(view) => view,
             };
             let timeout = Duration::from_millis(view.session_timeout_ms.into());
-            let paused = paused.iter().copied().collect();
-            if !self.sessions.touch(group, &view, paused) {
+            if !self.sessions.touch(group, &view, details.clone()) {
                 // A response would extend a session that ends: the removal is decided first.
                 tokio::select! {
                     () = watch.changed() => continue,
@@ -218,7 +217,7 @@ impl Shard {
     }
 
     /// Records the heartbeat of a member that belongs to the group.
-    fn touch_known(&self, group: &str, report: &MemberReport, paused: &[PartitionKey]) {
+    fn touch_known(&self, group: &str, report: &MemberReport, details: &HeartbeatDetails) {
         let member_id = report.spec.member_id.as_str();
         let view = self.read_groups(|groups| {
             let group = groups.get(group)?;
@@ -227,7 +226,7 @@ impl Shard {
         });
         let Some(view) = view else { return };
         // The judgement after the proposal sees a member that was removed.
-        let _ = self.sessions.touch(group, &view, paused.iter().copied().collect());
+        let _ = self.sessions.touch(group, &view, details.clone());
     }
 
     /// Waits until this replica has applied the entry at `index`.

@@ -38,7 +38,7 @@ use crate::raft::{
 use crate::sync;
 
 pub use append::{AppendPermit, BatchAck, Durability, NewBatch, PendingAck};
-pub use group_sessions::{GroupSessions, MemberSession};
+pub use group_sessions::{GroupSessions, HeartbeatDetails, MemberSession};
 pub use groups::GroupWatch;
 use machine::ShardMachine;
 pub use read::{ReadBatch, ReadFrom, ShardRead};
