@@ -187,14 +187,11 @@ impl Description<'_> {
             return Reason::new(DeliveryStatus::NoLeader, "the partition's shard has no leader");
         }
         let Some(offset) = offset else {
-            let is_throttled = self.is_throttled(key, session);
-            return match is_throttled {
-                true => Reason::throttled(owner),
-                false => {
-                    let detail = format!("{owner} has not committed an offset yet");
-                    Reason::new(DeliveryStatus::Flowing, detail)
-                }
-            };
+            if self.is_throttled(key, session) {
+                return Reason::throttled(owner);
+            }
+            let detail = format!("{owner} has not committed an offset yet");
+            return Reason::new(DeliveryStatus::Flowing, detail);
         };
         match offset.status() {
             CommitStatus::BelowLogStart | CommitStatus::AboveHighWatermark => {

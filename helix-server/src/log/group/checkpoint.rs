@@ -258,6 +258,6 @@ fn into_row(
         let EventRecord { from, to, since_us, until_us, .. } = *event;
         events.push((OffsetEvent { kind, by: &event.by, from, to, since_us, until_us }, by));
     }
-    let OffsetRecord { number, offset, changed_us, ref metadata, .. } = record;
-    CommittedRow::from_parts(number, offset, changed_us, metadata, events)
+    let OffsetRecord { number, offset, changed_us, .. } = record;
+    CommittedRow::from_parts(number, offset, changed_us, &record.metadata, events)
 }

@@ -190,10 +190,11 @@ impl ConsumerGroup {
 
     /// Returns the owner of each partition that has one.
     pub fn owners(&self) -> BTreeMap<PartitionKey, &Arc<str>> {
-        let owned = |(id, member): (_, &'_ GroupMember)| -> Vec<_> {
-            member.owned.keys().map(|partition| (*partition, id)).collect()
-        };
-        self.members.iter().flat_map(owned).collect()
+        let mut owners = BTreeMap::new();
+        for (id, member) in self.members.iter() {
+            owners.extend(member.owned.keys().map(|partition| (*partition, id)));
+        }
+        owners
     }
 
     #[cfg(test)]
@@ -244,9 +245,9 @@ impl ConsumerGroup {
 
     /// Returns a subscription in the form that other members share.
     fn shared_topics(&self, topics: &[String]) -> Arc<[String]> {
-        let known = self.members.values().map(|member| &member.topics);
-        let known = known.into_iter().find(|known| ***known == *topics);
-        known.map_or_else(|| topics.into(), Arc::clone)
+        let mut known = self.members.values().map(|member| &member.topics);
+        let shared = known.find(|known| ***known == *topics);
+        shared.map_or_else(|| topics.into(), Arc::clone)
     }
 
     /// Returns the epoch that a member's responses have.

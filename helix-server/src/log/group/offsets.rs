@@ -224,27 +224,27 @@ impl CommittedRow {
         offset: Option<u64>,
         changed_us: u64,
         metadata: &str,
-        events: Vec<(OffsetEvent<'_>, CommittedBy)>,
+        mut events: Vec<(OffsetEvent<'_>, CommittedBy)>,
     ) -> Result<Self, &'static str> {
         if events.len() > OFFSET_HISTORY_MAX {
             return Err("a history is too long");
         }
         let follow = events.windows(2).all(|pair| pair[0].0.to == pair[1].0.from);
-        let mut events = events;
         let Some((last, by)) = events.pop() else { return Err("an offset has no history") };
         if !follow || last.to != offset || last.until_us != changed_us {
             return Err("a history does not lead to its offset");
         }
         let OffsetEvent { kind, from, since_us, .. } = last;
-        let earlier = events.into_iter().map(|(event, by)| EarlierEvent {
+        // Not collected: that would reuse the larger block of `events`.
+        let mut earlier = Vec::with_capacity(events.len());
+        earlier.extend(events.into_iter().map(|(event, by)| EarlierEvent {
             kind: event.kind,
             had_offset: event.from.is_some(),
             from: event.from.unwrap_or_default(),
             since_us: event.since_us,
             until_us: event.until_us,
             by,
-        });
-        let earlier: Vec<_> = earlier.collect();
+        }));
         let mut row = Self {
             number,
             kind,
