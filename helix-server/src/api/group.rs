@@ -306,7 +306,7 @@ impl GroupHandler {
         keys.sort_unstable();
         if let Some(pair) = keys.windows(2).find(|pair| pair[0] == pair[1]) {
             let named = partitions.iter().find(|named| key(named) == Some(pair[0]));
-            let topic = named.map_or("", |named| &named.topic);
+            let topic = named.map_or("", |named| named.topic.as_str());
             let what = format!("{topic}/{} is named twice", pair[0].number);
             return Err(Error::InvalidArgument { field, what });
         }
