@@ -71,7 +71,7 @@ pub struct GroupTable {
 /// # Memory
 /// A group takes 300 bytes and its name. A member takes 136 bytes, its texts, 24 bytes for each
 /// partition that it owns and 16 for each in its target; members with equal subscriptions share
-/// them. [`OffsetTable`] has the arithmetic of offsets.
+/// them. `offsets.rs` has the arithmetic of offsets.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ConsumerGroup {
     epoch: u64,
