@@ -154,7 +154,7 @@ fn offset_record(key: PartitionKey, row: &CommittedRow) -> OffsetRecord {
             OffsetEventKind::Seek => 2,
             OffsetEventKind::Undo => 3,
         },
-        by: event.by.to_string(),
+        by: event.by.to_owned(),
         from: event.from,
         to: event.to,
         since_us: event.since_us,

@@ -115,7 +115,7 @@ impl OffsetTable {
 
     /// Rows of one topic, in the order of their numbers.
     pub(super) fn of_topic(&self, topic_id: u64) -> &[CommittedRow] {
-        self.topics.get(&topic_id).map_or(&[], |topic| &topic.rows)
+        self.topics.get(&topic_id).map_or(&[][..], |topic| topic.rows.as_slice())
     }
 
     pub(super) fn get(&self, partition: PartitionKey) -> Option<&CommittedRow> {
@@ -270,7 +270,7 @@ impl CommittedRow {
     }
 
     pub fn metadata(&self) -> &str {
-        self.more.as_ref().map_or("", |more| &more.metadata)
+        self.more.as_ref().map_or("", |more| &*more.metadata)
     }
 
     /// Returns the time of the last change, in µs since the Unix epoch.
@@ -279,7 +279,7 @@ impl CommittedRow {
     }
 
     fn earlier(&self) -> &[EarlierEvent] {
-        self.more.as_ref().map_or(&[], |more| &more.earlier)
+        self.more.as_ref().map_or(&[][..], |more| more.earlier.as_slice())
     }
 
     fn from(&self) -> Option<u64> {
