@@ -8,7 +8,10 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use helix_client::{AssignedPartition, Client, GroupConsumer, GroupEvent, StartPolicy};
+use helix_client::{
+    AssignedPartition, Client, Event, GroupConsumer, GroupEvent, Position, ReadOptions, ReadStart,
+    StartPolicy, Subscription,
+};
 use tokio::process::Command;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
@@ -43,18 +46,21 @@ pub(super) async fn kill_coordinator(plan: &GroupBenchPlan) -> Result<Vec<GroupB
     let mut steady = steady_member(plan, &client, &topic).await?;
     let mut load = RecordLoad::start(plan, &topic, steady.partitions.iter().copied())?;
     let owned = steady.member.assignment();
+    // The same partitions without a group: pauses of the cluster are none of the member.
+    let starts = steady.partitions.iter().map(|it| ReadStart::new(&topic, *it, Position::Latest));
+    let mut plain = plan.client()?.consumer().subscribe(starts.collect(), ReadOptions::default());
     // Every partition flows first.
-    longest_gap(&mut steady, plan.args.duration).await?;
-    let before = longest_gap(&mut steady, plan.args.duration).await?;
+    longest_gaps(&mut steady, &mut plain, plan.args.duration).await?;
+    let (before, plain_before) = longest_gaps(&mut steady, &mut plain, plan.args.duration).await?;
     load.check()?;
     let (id, addr) = (steady.coordinator, steady.coordinator_addr.clone());
     progress::step(&format!("killing the coordinator, node {id} at {addr}"));
     // A member whose heartbeats failed would stop within its session.
     let length = plan.args.duration.max(plan.args.steady_session_timeout * 3 / 2);
     let killed = run_command(command, id, &addr);
-    let (killed, after) = tokio::join!(killed, longest_gap(&mut steady, length));
+    let (killed, after) = tokio::join!(killed, longest_gaps(&mut steady, &mut plain, length));
     killed?;
-    let after = after?;
+    let (after, plain_after) = after?;
     load.check()?;
     let described = client.admin().describe_group(&steady.group, false).await?;
     ensure!(
@@ -67,8 +73,13 @@ pub(super) async fn kill_coordinator(plan: &GroupBenchPlan) -> Result<Vec<GroupB
         "coordinator killed: longest pause of {} partitions with other leaders",
         steady.partitions.len()
     );
-    let row = GroupBenchRow::new(name, "ms", vec![after.as_secs_f64() * 1e3]);
-    Ok(vec![row.against("their longest pause before", vec![before.as_secs_f64() * 1e3])])
+    let ms = |pause: Duration| vec![pause.as_secs_f64() * 1e3];
+    let plain = "a plain subscription's longest pause meanwhile";
+    Ok(vec![
+        GroupBenchRow::new("longest pause before the kill", "ms", ms(before))
+            .against(plain, ms(plain_before)),
+        GroupBenchRow::new(name, "ms", ms(after)).against(plain, ms(plain_after)),
+    ])
 }
 
 async fn steady_member(
@@ -109,20 +120,63 @@ async fn steady_member(
     )
 }
 
-/// Reads for this long, and returns the longest time without a record of one of the partitions.
+/// Longest time without a record of one of some partitions.
+struct PauseWatch {
+    last: BTreeMap<u32, Instant>,
+    longest: Duration,
+}
+
+impl PauseWatch {
+    fn new(partitions: &[u32]) -> Self {
+        let last = partitions.iter().map(|partition| (*partition, Instant::now())).collect();
+        Self { last, longest: Duration::ZERO }
+    }
+
+    fn on_records(&mut self, partition: u32) {
+        if let Some(last) = self.last.get_mut(&partition) {
+            self.longest = self.longest.max(last.elapsed());
+            *last = Instant::now();
+        }
+    }
+
+    fn longest(&self) -> Duration {
+        // A partition that has stopped has had no event.
+        let open = self.last.values().map(Instant::elapsed).max().unwrap_or_default();
+        self.longest.max(open)
+    }
+}
+
+/// Reads for this long as a member and without a group. Returns the longest pause of each.
+async fn longest_gaps(
+    steady: &mut SteadyMember,
+    plain: &mut Subscription,
+    length: Duration,
+) -> Result<(Duration, Duration)> {
+    let partitions = steady.partitions.clone();
+    tokio::try_join!(longest_gap(steady, length), plain_gap(plain, &partitions, length))
+}
+
+async fn plain_gap(
+    plain: &mut Subscription,
+    partitions: &[u32],
+    length: Duration,
+) -> Result<Duration> {
+    let until = Instant::now() + length;
+    let mut pauses = PauseWatch::new(partitions);
+    while let Ok(event) = timeout_at(until, plain.next_encoded()).await {
+        if let Event::Data(data) = event.context("the subscription has ended")?? {
+            pauses.on_records(data.partition);
+        }
+    }
+    Ok(pauses.longest())
+}
+
 async fn longest_gap(steady: &mut SteadyMember, length: Duration) -> Result<Duration> {
     let until = Instant::now() + length;
-    let mut last: BTreeMap<u32, Instant> =
-        steady.partitions.iter().map(|partition| (*partition, Instant::now())).collect();
-    let mut longest = Duration::ZERO;
+    let mut pauses = PauseWatch::new(&steady.partitions);
     while let Ok(event) = timeout_at(until, steady.member.next_encoded()).await {
         match event.context("the member has ended")?? {
-            GroupEvent::Data(data) => {
-                if let Some(last) = last.get_mut(&data.partition) {
-                    longest = longest.max(last.elapsed());
-                    *last = Instant::now();
-                }
-            }
+            GroupEvent::Data(data) => pauses.on_records(data.partition),
             GroupEvent::CaughtUp { .. } => {}
             GroupEvent::Assigned(partitions)
             | GroupEvent::Revoked(partitions)
@@ -131,9 +185,7 @@ async fn longest_gap(steady: &mut SteadyMember, length: Duration) -> Result<Dura
             }
         }
     }
-    // A partition that has stopped has had no event.
-    let open = last.values().map(Instant::elapsed).max().unwrap_or_default();
-    Ok(longest.max(open))
+    Ok(pauses.longest())
 }
 
 fn numbers(partitions: &[AssignedPartition]) -> String {

@@ -99,11 +99,27 @@ impl Committer {
     pub(super) fn add(&self, offset: OwnedOffset) {
         let is_first = {
             let offsets = &mut self.state().offsets;
+            let is_first = offsets.is_empty();
             offsets.insert(offset.offset.partition.key(), offset);
-            offsets.len() == 1
+            is_first
         };
+        // The time of the next commit follows from the first offset; later ones need no wake-up.
         if is_first {
             self.wake.notify_one();
+        }
+    }
+
+    /// Moves an offset that the next commit has already, which is the case for nearly every read.
+    /// Returns false if there is none of this ownership.
+    pub(super) fn advance(&self, key: GroupKey, ownership: OwnershipId, offset: u64) -> bool {
+        let mut state = self.state();
+        match state.offsets.get_mut(&key) {
+            Some(known) if known.ownership == ownership => {
+                known.offset.offset = offset;
+                known.offset.metadata.clear();
+                true
+            }
+            _ => false,
         }
     }
 
@@ -404,7 +420,35 @@ fn chunk_len(offsets: &[(GroupKey, OwnedOffset)]) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use futures_util::FutureExt;
+
     use super::*;
+    use crate::client::Client;
+    use crate::config::Config;
+
+    #[tokio::test]
+    async fn reads_wake_the_commits_once_and_move_their_offset() {
+        let client = Client::new(Config::new(["n1:9092"])).unwrap();
+        let release = Duration::from_secs(60);
+        let member = MemberHandle::new(client, "g".to_owned(), "m".to_owned(), release);
+        let committer = Committer::new(Arc::new(member), AutoCommit::default());
+        let is_woken = || committer.wake.notified().now_or_never().is_some();
+        let key = GroupKey { topic_id: 1, partition: 0 };
+        let owned = |ownership, offset| {
+            let offset = OffsetToCommit::new(key.with_topic("orders"), offset);
+            OwnedOffset { ownership: OwnershipId(ownership), offset }
+        };
+        assert!(!committer.advance(key, OwnershipId(1), 4), "nothing to move");
+        committer.add(owned(1, 5));
+        assert!(is_woken());
+        committer.add(owned(1, 6));
+        assert!(committer.advance(key, OwnershipId(1), 7));
+        assert!(!is_woken(), "the time of the next commit is known");
+        assert!(!committer.advance(key, OwnershipId(2), 8), "another ownership");
+        assert_eq!(committer.state().offsets[&key].offset.offset, 7);
+    }
 
     #[test]
     fn commits_fit_the_limits_of_the_service() {

@@ -421,8 +421,13 @@ impl GroupConsumer {
 
     /// Adds the position of a partition to the next commit, unless it is there.
     fn add_position(&mut self, key: GroupKey) {
-        let read = self.partitions.get_mut(&key);
-        if let Some(offset) = read.and_then(|read| read.take_position(key)) {
+        let Some(read) = self.partitions.get_mut(&key) else { return };
+        let Some(position) = read.position.filter(|_| read.position != read.committed) else {
+            return;
+        };
+        if self.committer.advance(key, read.ownership, position) {
+            read.committed = Some(position);
+        } else if let Some(offset) = read.take_position(key) {
             self.committer.add(offset);
         }
     }

@@ -20,11 +20,11 @@ struct ListedGroup {
 
 impl ListedGroup {
     fn new(name: &Arc<str>, group: &ConsumerGroup) -> Self {
-        let offsets = group.offsets().filter_map(|(key, row)| Some((key, row.offset?)));
+        let offsets = group.offsets().filter_map(|(key, row)| Some((key, row.offset()?)));
         Self {
             name: name.clone(),
             members: group.members().len(),
-            changed_us: group.offsets().map(|(_, row)| row.changed_us).max(),
+            changed_us: group.offsets().map(|(_, row)| row.changed_us()).max(),
             offsets: offsets.collect(),
         }
     }
@@ -64,7 +64,7 @@ fn listed(groups: &GroupTable) -> Vec<ListedGroup> {
     let mut left = GROUP_LAG_SERIES_MAX;
     let mut listed = Vec::new();
     for (name, group) in groups.iter().take(GROUP_SERIES_MAX) {
-        let Some(rest) = left.checked_sub(group.offsets().len()) else { continue };
+        let Some(rest) = left.checked_sub(group.offset_count()) else { continue };
         left = rest;
         listed.push(ListedGroup::new(name, group));
     }

@@ -32,7 +32,7 @@ use crate::log::{
     OffsetUpdate, PARTITIONS_PER_GROUP_MAX, PartitionKey, Refusal, TopicOffsets, is_pattern,
 };
 use crate::node::{AuthMode, Node};
-use crate::shard::Shard;
+use crate::shard::{HeartbeatDetails, Shard};
 use crate::transport::CallMemory;
 
 pub(crate) struct GroupHandler {
@@ -76,7 +76,10 @@ impl GroupHandler {
             owned: self.keys("owned", &request.owned)?.into_iter().collect(),
             take_over: request.take_over,
         };
-        let paused = self.keys("paused", &request.paused)?;
+        let details = HeartbeatDetails {
+            paused: self.keys("paused", &request.paused)?.into_iter().collect(),
+            principal: call.and_then(CallMemory::quota_meter).map(|it| it.principal().clone()),
+        };
         let group = request.group.as_str();
         let shard = match self.node.find_group(group).await {
             Err(Error::GroupNotFound { .. }) if report.epoch == 0 => {
@@ -92,23 +95,19 @@ impl GroupHandler {
             // The member keeps its subscription.
             let known = shard.read_groups(|groups| groups.snapshot(group));
             let member = known.as_ref().and_then(|group| group.member(&report.spec.member_id));
-            let topics = member.map_or(&[][..], |member| &member.spec.topics);
+            let topics = member.map_or(&[][..], |member| &*member.topics);
             authorize_subscription(&self.node, call, topics)?;
         }
-        let view = match Box::pin(shard.report(group, &report, &paused, wait)).await {
+        let view = match Box::pin(shard.report(group, &report, &details, wait)).await {
             Ok(view) => view,
             Err(error) => return Err(shard.redirect(error).await),
         };
         // The copy of the cluster's state may be older than the assignment.
         self.node.learn_topics(view.assigned.iter().chain(&view.pending)).await?;
-        let topics = shard.read_groups(|groups| {
-            let member = groups.get(group)?.member(&report.spec.member_id)?;
-            Some(member.spec.topics.clone())
-        });
-        Ok(self.response(view, &topics.unwrap_or_default()))
+        Ok(self.response(view))
     }
 
-    fn response(&self, view: MemberView, topics: &[String]) -> HeartbeatResponse {
+    fn response(&self, view: MemberView) -> HeartbeatResponse {
         let timeout = Duration::from_millis(view.session_timeout_ms.into());
         let steady = (timeout / 10).clamp(GROUP_HEARTBEAT_MIN, GROUP_HEARTBEAT_MAX);
         let next = if view.is_settled { steady } else { steady.min(GROUP_HEARTBEAT_SOON) };
@@ -117,7 +116,7 @@ impl GroupHandler {
             assigned: self.wire_partitions(view.assigned),
             next_heartbeat: Some(wire_duration(next)),
             pending: self.wire_partitions(view.pending),
-            unmatched_topics: self.node.unmatched_topics(topics),
+            unmatched_topics: self.node.unmatched_topics(&view.topics),
             session_timeout: Some(wire_duration(timeout)),
         }
     }
@@ -262,7 +261,7 @@ impl GroupHandler {
                     return None;
                 }
                 let high_watermark = self.node.watermarks_of(key)?.high_watermark;
-                Some(high_watermark.saturating_sub(row.offset?))
+                Some(high_watermark.saturating_sub(row.offset()?))
             });
             groups.push(GroupSummary {
                 group: name.to_string(),
@@ -296,19 +295,22 @@ impl GroupHandler {
             let what = format!("must be at most {PARTITIONS_PER_GROUP_MAX} partitions");
             return Err(Error::InvalidArgument { field, what });
         }
-        let mut seen = BTreeSet::new();
-        for TopicPartition { topic, partition, topic_id } in partitions {
-            let known = match topic_id {
-                0 => self.node.topic(topic).ok().map(|topic| topic.id),
-                id => Some(*id),
+        let key = |named: &TopicPartition| {
+            let topic_id = match named.topic_id {
+                0 => self.node.topic(&named.topic).ok()?.id,
+                topic_id => topic_id,
             };
-            let Some(topic_id) = known else { continue };
-            if !seen.insert(PartitionKey { topic_id, number: *partition }) {
-                let what = format!("{topic}/{partition} is named twice");
-                return Err(Error::InvalidArgument { field, what });
-            }
+            Some(PartitionKey { topic_id, number: named.partition })
+        };
+        let mut keys: Vec<PartitionKey> = partitions.iter().filter_map(key).collect();
+        keys.sort_unstable();
+        if let Some(pair) = keys.windows(2).find(|pair| pair[0] == pair[1]) {
+            let named = partitions.iter().find(|named| key(named) == Some(pair[0]));
+            let topic = named.map_or("", |named| named.topic.as_str());
+            let what = format!("{topic}/{} is named twice", pair[0].number);
+            return Err(Error::InvalidArgument { field, what });
         }
-        Ok(seen.into_iter().collect())
+        Ok(keys)
     }
 
     /// Converts partitions; those of deleted topics are left out.

@@ -15,7 +15,7 @@ use super::group_offsets::{offset_and_lag, read_group};
 use super::{time, wire_shard_id};
 use crate::error::Result;
 use crate::log::{
-    CommittedRow, ConsumerGroup, OffsetEvent, OffsetEventKind, PartitionKey, is_pattern,
+    CommittedRow, ConsumerGroup, OffsetEvent, OffsetEventKind, PartitionKey, SortedMap, is_pattern,
 };
 use crate::node::Node;
 use crate::shard::MemberSession;
@@ -41,9 +41,10 @@ pub(super) async fn describe(
         sessions: shard.group_sessions().of_group(&request.group),
         topic_names: group.topic_names().map(|(id, name)| (id, &**name)).collect(),
         targets: targets.collect(),
+        owners: group.owners(),
     };
     let mut keys: BTreeSet<PartitionKey> = group.offsets().map(|(key, _)| key).collect();
-    for (topic_id, count) in group.assigned_topics() {
+    for (topic_id, count) in group.assigned_topics().iter() {
         let topic_id = *topic_id;
         keys.extend((0..*count).map(|number| PartitionKey { topic_id, number }));
     }
@@ -79,9 +80,10 @@ struct Description<'a> {
     node: &'a Node,
     visible: &'a Visibility,
     group: &'a ConsumerGroup,
-    sessions: BTreeMap<Arc<str>, MemberSession>,
+    sessions: SortedMap<Arc<str>, MemberSession>,
     topic_names: BTreeMap<u64, &'a str>,
     targets: BTreeMap<PartitionKey, &'a str>,
+    owners: BTreeMap<PartitionKey, &'a Arc<str>>,
 }
 
 impl Description<'_> {
@@ -89,12 +91,12 @@ impl Description<'_> {
         let Some(member) = self.group.member(id) else { return MemberDescription::default() };
         let session = self.sessions.get(id);
         let heard = session.and_then(|session| session.last_heartbeat);
-        let timeout = Duration::from_millis(member.spec.session_timeout_ms.into());
+        let timeout = Duration::from_millis(member.session_timeout_ms.into());
         MemberDescription {
             member_id: id.to_owned(),
-            static_name: member.spec.static_name.clone(),
-            client_name: member.spec.client_name.clone(),
-            topics: self.visible_subscriptions(&member.spec.topics),
+            static_name: member.static_name.to_string(),
+            client_name: member.client_name.to_string(),
+            topics: self.visible_subscriptions(&member.topics),
             member_epoch: session.map_or(0, |session| session.epoch),
             session_timeout: Some(wire_duration(timeout)),
             since_heartbeat: heard.map(|heard| wire_duration(heard.elapsed())),
@@ -127,7 +129,7 @@ impl Description<'_> {
 
     fn partition(&self, key: PartitionKey, include_history: bool) -> GroupPartition {
         let topic = self.topic_name(key);
-        let owner = self.group.owner(key).map(|id| id.to_string());
+        let owner = self.owners.get(&key).map(|id| id.to_string());
         let target = self.targets.get(&key).map(|id| (*id).to_owned());
         let row = self.group.offset(key);
         let offset = row.and_then(|row| offset_and_lag(self.node, topic.clone(), key, row));
@@ -167,7 +169,7 @@ impl Description<'_> {
             return Reason { waiting_for: owner.to_owned(), ..reason };
         }
         let session = self.sessions.get(owner);
-        let timeout = self.group.member(owner).map_or(0, |it| it.spec.session_timeout_ms);
+        let timeout = self.group.member(owner).map_or(0, |it| it.session_timeout_ms);
         let timeout = Duration::from_millis(timeout.into());
         let silence = session.and_then(|it| it.last_heartbeat).map(|it| it.elapsed());
         if let Some(silence) = silence.filter(|silence| *silence > timeout / SILENT_PART) {
@@ -185,6 +187,9 @@ impl Description<'_> {
             return Reason::new(DeliveryStatus::NoLeader, "the partition's shard has no leader");
         }
         let Some(offset) = offset else {
+            if self.is_throttled(key, session) {
+                return Reason::throttled(owner);
+            }
             let detail = format!("{owner} has not committed an offset yet");
             return Reason::new(DeliveryStatus::Flowing, detail);
         };
@@ -197,11 +202,21 @@ impl Description<'_> {
             _ if offset.lag == 0 => {
                 Reason::new(DeliveryStatus::NoNewRecords, "everything is committed")
             }
+            _ if self.is_throttled(key, session) => Reason::throttled(owner),
             _ => {
                 let detail = format!("{owner} has {} records to commit", offset.lag);
                 Reason::new(DeliveryStatus::Flowing, detail)
             }
         }
+    }
+
+    /// Returns whether the quota of the member's principal delays its reads of the partition, as
+    /// far as this node knows: each node has meters of its own.
+    fn is_throttled(&self, key: PartitionKey, session: Option<&MemberSession>) -> bool {
+        let is_leader = self.node.locate_key(key).is_some_and(|(_, shard, _)| shard.is_leader());
+        let principal = session.and_then(|session| session.principal.as_deref());
+        let meter = principal.filter(|_| is_leader).and_then(|it| self.node.quota_meter(it));
+        meter.is_some_and(|meter| meter.delays_reads())
     }
 
     fn unassigned(&self, target: Option<&str>) -> Reason {
@@ -229,21 +244,26 @@ impl Reason {
     fn new(status: DeliveryStatus, detail: impl Into<String>) -> Self {
         Self { status, detail: detail.into(), waiting_for: String::new() }
     }
+
+    fn throttled(owner: &str) -> Self {
+        let detail = format!("reads of {owner} are over its principal's quota of bytes out");
+        Self::new(DeliveryStatus::Throttled, detail)
+    }
 }
 
 fn history(row: &CommittedRow) -> Vec<OffsetChange> {
-    let change = |event: &OffsetEvent| OffsetChange {
+    let change = |event: OffsetEvent<'_>| OffsetChange {
         kind: match event.kind {
             OffsetEventKind::Commit => OffsetChangeKind::Commit,
             OffsetEventKind::Seek => OffsetChangeKind::Seek,
             OffsetEventKind::Undo => OffsetChangeKind::Undo,
         }
         .into(),
-        by: event.by.to_string(),
+        by: event.by.to_owned(),
         from: event.from,
         to: event.to.unwrap_or_default(),
         since: Some(time::to_timestamp(event.since_us)),
         until: Some(time::to_timestamp(event.until_us)),
     };
-    row.history.iter().map(change).collect()
+    row.history().map(change).collect()
 }

@@ -74,7 +74,7 @@ pub(super) fn offset_and_lag(
     key: PartitionKey,
     row: &CommittedRow,
 ) -> Option<OffsetAndLag> {
-    let offset = row.offset?;
+    let offset = row.offset()?;
     let located = node.locate_key(key).and_then(|(_, shard, partition)| {
         let is_leader = shard.is_leader();
         Some((shard.watermarks(partition).ok()?, is_leader))
@@ -96,14 +96,14 @@ pub(super) fn offset_and_lag(
         high_watermark = high_watermark.max(offset);
     }
     let partition = TopicPartition { topic, partition: key.number, topic_id: key.topic_id };
-    let metadata = row.metadata.to_string();
+    let metadata = row.metadata().to_owned();
     Some(OffsetAndLag {
         committed: Some(CommittedOffset { partition: Some(partition), offset, metadata }),
         high_watermark,
         lag: high_watermark.saturating_sub(offset),
         log_start_offset: log_start,
         status: status.into(),
-        committed_at: Some(time::to_timestamp(row.changed_us)),
+        committed_at: Some(time::to_timestamp(row.changed_us())),
     })
 }
 
@@ -171,7 +171,7 @@ async fn change(
                     partition: key.number,
                     topic_id: key.topic_id,
                 }),
-                from: group.offset(key).and_then(|row| row.offset),
+                from: group.offset(key).and_then(CommittedRow::offset),
                 to: update.offset,
             });
         }
@@ -214,7 +214,7 @@ fn undone(group: &ConsumerGroup, only: &BTreeSet<&str>) -> Result<Vec<TopicOffse
         let rows = group.offsets().filter(|(key, _)| key.topic_id == topic_id);
         let offsets = rows.filter_map(|(key, row)| {
             let offset = row.before_last_seek()?;
-            let metadata = row.metadata.to_string();
+            let metadata = row.metadata().to_owned();
             Some(OffsetUpdate { number: key.number, offset, metadata })
         });
         let offsets: Vec<OffsetUpdate> = offsets.collect();

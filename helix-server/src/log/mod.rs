@@ -40,7 +40,8 @@ pub use group::{
     GroupCommand, GroupMember, GroupRefusal, GroupTable, MEMBERS_PER_GROUP_MAX, MatchedTopic,
     MemberReport, MemberSpec, MemberView, OFFSET_HISTORY_MAX, OFFSETS_PER_GROUP_MAX, OffsetEvent,
     OffsetEventKind, OffsetUpdate, PARTITIONS_PER_GROUP_MAX, PATTERNS_PER_GROUP_MAX, PartitionKey,
-    ReportStep, SeekOrigin, TOPICS_PER_GROUP_MAX, TopicOffsets, is_pattern, pattern_matches,
+    ReportStep, SeekOrigin, SortedMap, SortedSet, TOPICS_PER_GROUP_MAX, TopicOffsets, is_pattern,
+    pattern_matches,
 };
 pub use head::{BatchHead, HEAD_BYTES_MAX, Head, HeadError, ProducerStamp};
 pub use member_change::{ChangeKind, MemberChange};

@@ -1,6 +1,5 @@
 //! Consumer groups for requests: their shards, their partitions, and committed start positions.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::Node;
@@ -9,7 +8,8 @@ use super::shard_slots::ShardSlot;
 use crate::cluster::unmatched;
 use crate::error::{Error, Result};
 use crate::log::{
-    ConsumerGroup, GroupRefusal, PartitionId, PartitionKey, Refusal, TopicInfo, Watermarks,
+    CommittedRow, ConsumerGroup, GroupRefusal, PartitionId, PartitionKey, Refusal, TopicInfo,
+    Watermarks,
 };
 use crate::shard::{GroupWatch, ReadFrom, Shard};
 
@@ -105,10 +105,14 @@ impl Node {
         &self,
         partitions: impl Iterator<Item = &PartitionKey>,
     ) -> Result<()> {
-        let topic_ids: BTreeSet<u64> = partitions.map(|partition| partition.topic_id).collect();
         let is_behind = self.cluster.machine().read(|state| {
-            let is_unknown = |id: &u64| state.topic_by_id(*id).is_none() && !state.is_deleted(*id);
-            topic_ids.iter().any(is_unknown)
+            let is_unknown = |id: u64| state.topic_by_id(id).is_none() && !state.is_deleted(id);
+            // In order, so most follow one of the same topic.
+            let mut known = None;
+            let mut partitions = partitions;
+            partitions.any(|it| {
+                known.replace(it.topic_id) != Some(it.topic_id) && is_unknown(it.topic_id)
+            })
         });
         if is_behind { Box::pin(self.cluster.catch_up()).await } else { Ok(()) }
     }
@@ -189,7 +193,7 @@ impl Node {
         let name = located.topic.name.as_str();
         Ok(shard.read_groups(|groups| {
             let Some(group) = groups.get(group) else { return CommittedStart::None };
-            if let Some(offset) = group.offset(key).and_then(|row| row.offset) {
+            if let Some(offset) = group.offset(key).and_then(CommittedRow::offset) {
                 return CommittedStart::Offset(offset);
             }
             // The coordinator may not have forgotten the earlier topic yet.
@@ -225,8 +229,7 @@ impl Node {
 
 fn had_offsets(group: &ConsumerGroup, topic_id: u64) -> bool {
     let is_forgotten = group.topic_names().all(|(id, _)| id != topic_id);
-    is_forgotten
-        || group.offsets().any(|(key, row)| key.topic_id == topic_id && row.offset.is_some())
+    is_forgotten || group.has_offsets(topic_id)
 }
 
 /// A member whose partitions are read.

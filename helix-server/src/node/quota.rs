@@ -23,6 +23,10 @@ const MICRO: i64 = 1_000_000;
 /// Longest hint to wait: a quota may be raised meanwhile.
 const WAIT_MAX: Duration = Duration::from_secs(10);
 
+/// Time for which reads count as delayed after a wait. Streams over their quota check it every
+/// second.
+const READS_DELAYED_FOR: Duration = Duration::from_secs(3);
+
 /// Meters that are kept at least, before those that are not in use are dropped.
 const METERS_KEPT: usize = 1_024;
 
@@ -127,6 +131,8 @@ struct Buckets {
     bytes_in: TokenBucket,
     bytes_out: TokenBucket,
     requests: TokenBucket,
+    /// Time of the last read that had to wait.
+    reads_delayed_at: Option<Instant>,
 }
 
 impl Buckets {
@@ -138,12 +144,21 @@ impl Buckets {
             QuotaKind::Connections => None,
         }
     }
+
+    /// Returns how long a call or stream has to wait; `None` if it may go on.
+    fn delay(&mut self, kind: QuotaKind, now: Instant) -> Option<Duration> {
+        let wait = self.of(kind)?.wait(now)?;
+        if kind == QuotaKind::BytesOut {
+            self.reads_delayed_at = Some(now);
+        }
+        Some(wait)
+    }
 }
 
 /// Bytes, calls and connections of one principal on this node, and its limits.
 #[derive(Debug)]
 pub struct QuotaMeter {
-    principal: Box<str>,
+    principal: Arc<str>,
     /// False if the principal has no quota: the usual case takes no lock.
     has_rates: AtomicBool,
     connections_max: AtomicU32,
@@ -157,7 +172,12 @@ impl QuotaMeter {
     fn new(principal: &str) -> Self {
         let now = Instant::now();
         let bucket = || TokenBucket::new(now);
-        let buckets = Buckets { bytes_in: bucket(), bytes_out: bucket(), requests: bucket() };
+        let buckets = Buckets {
+            bytes_in: bucket(),
+            bytes_out: bucket(),
+            requests: bucket(),
+            reads_delayed_at: None,
+        };
         Self {
             principal: principal.into(),
             has_rates: AtomicBool::new(false),
@@ -202,7 +222,21 @@ impl QuotaMeter {
         if !self.has_rates.load(Ordering::Relaxed) {
             return None;
         }
-        sync::lock(&self.buckets).of(kind)?.wait(Instant::now())
+        sync::lock(&self.buckets).delay(kind, Instant::now())
+    }
+
+    pub fn principal(&self) -> &Arc<str> {
+        &self.principal
+    }
+
+    /// Returns whether the quota has delayed reads in the last seconds, and still limits them.
+    pub fn delays_reads(&self) -> bool {
+        if !self.has_rates.load(Ordering::Relaxed) {
+            return false;
+        }
+        let buckets = sync::lock(&self.buckets);
+        buckets.bytes_out.per_second != 0
+            && buckets.reads_delayed_at.is_some_and(|at| at.elapsed() < READS_DELAYED_FOR)
     }
 
     /// Admits a call that moves bytes of this kind, if of any, and counts it.
@@ -217,9 +251,9 @@ impl QuotaMeter {
         let mut buckets = sync::lock(&self.buckets);
         let kinds = [Some(QuotaKind::Requests), moves];
         for kind in kinds.into_iter().flatten() {
-            let Some(bucket) = buckets.of(kind) else { continue };
-            if let Some(wait) = bucket.wait(now) {
-                return Err(self.over_quota(kind, bucket.per_second, wait));
+            if let Some(wait) = buckets.delay(kind, now) {
+                let limit = buckets.of(kind).map_or(0, |bucket| bucket.per_second);
+                return Err(self.over_quota(kind, limit, wait));
             }
         }
         buckets.requests.take(1, now);
@@ -245,9 +279,11 @@ impl QuotaMeter {
             return Ok(());
         }
         let mut buckets = sync::lock(&self.buckets);
-        let Some(bucket) = buckets.of(kind) else { return Ok(()) };
-        match bucket.wait(Instant::now()) {
-            Some(wait) => Err(self.over_quota(kind, bucket.per_second, wait)),
+        match buckets.delay(kind, Instant::now()) {
+            Some(wait) => {
+                let limit = buckets.of(kind).map_or(0, |bucket| bucket.per_second);
+                Err(self.over_quota(kind, limit, wait))
+            }
             None => Ok(()),
         }
     }
@@ -348,8 +384,10 @@ impl QuotaMeters {
 
 impl QuotaMeter {
     fn is_overdrawn(&self) -> bool {
+        let now = Instant::now();
+        let mut buckets = sync::lock(&self.buckets);
         let kinds = [QuotaKind::BytesIn, QuotaKind::BytesOut, QuotaKind::Requests];
-        kinds.into_iter().any(|kind| self.wait(kind).is_some())
+        kinds.into_iter().any(|kind| buckets.of(kind).is_some_and(|it| it.wait(now).is_some()))
     }
 }
 
@@ -392,6 +430,27 @@ mod tests {
         tokio::time::advance(Duration::from_millis(1)).await;
         meter.admit_call(Some(QuotaKind::BytesIn)).unwrap();
         assert_eq!(meter.throttled_count(), 2);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn reads_count_as_delayed_for_some_seconds() {
+        let limits = QuotaLimits { bytes_out_per_second: 1 << 20, ..limits(1 << 20, 0, 0) };
+        let meters = QuotaMeters::default();
+        let meter = meters.meter("billing", || with_quota(limits.clone()));
+        meter.take(QuotaKind::BytesIn, 5 << 20);
+        assert!(meter.wait(QuotaKind::BytesIn).is_some());
+        meter.take(QuotaKind::BytesOut, 2 << 20);
+        assert!(meter.is_overdrawn() && !meter.delays_reads(), "no read had to wait");
+        assert!(meter.wait(QuotaKind::BytesOut).is_some());
+        assert!(meter.delays_reads());
+        tokio::time::advance(READS_DELAYED_FOR).await;
+        assert!(!meter.delays_reads());
+        meter.take(QuotaKind::BytesOut, 9 << 20);
+        meter.admit_call(Some(QuotaKind::BytesOut)).unwrap_err();
+        assert!(meter.delays_reads());
+        let unlimited = QuotaLimits { bytes_out_per_second: 0, ..limits };
+        meters.meter("billing", || with_quota(unlimited));
+        assert!(!meter.delays_reads());
     }
 
     #[tokio::test(start_paused = true)]

@@ -8,12 +8,12 @@ use std::time::Duration;
 use tokio::sync::{Notify, watch as channel};
 
 use super::Shard;
-use super::group_sessions::GroupSessions;
+use super::group_sessions::{GroupSessions, HeartbeatDetails};
 use crate::error::{Error, Result};
 use crate::limits;
 use crate::log::{
-    GroupChange, GroupCommand, GroupTable, MemberReport, MemberView, PartitionKey, ReportStep,
-    ShardCommand, TopicOffsets,
+    GroupChange, GroupCommand, GroupTable, MemberReport, MemberView, ReportStep, ShardCommand,
+    TopicOffsets,
 };
 use crate::sync;
 
@@ -53,6 +53,11 @@ impl GroupWatchers {
     /// Notifies all watchers: the state was replaced.
     pub(super) fn wake_all(&self, groups: impl IntoIterator<Item = Arc<str>>) {
         self.wake(groups);
+        self.wake_watchers();
+    }
+
+    /// Notifies all watchers: they have to check whether this replica still coordinates.
+    pub(super) fn wake_watchers(&self) {
         for watched in sync::lock(&self.by_group).values() {
             watched.sender.send_replace(());
         }
@@ -151,21 +156,33 @@ impl Shard {
         &self,
         group: &str,
         report: &MemberReport,
-        paused: &[PartitionKey],
+        details: &HeartbeatDetails,
         wait: Duration,
     ) -> Result<MemberView> {
         let since = tokio::time::Instant::now();
-        let mut watch = self.watch_group(group);
+        // The end of the leadership and of this replica also wakes the watch, so that a waiting
+        // heartbeat registers with nothing else.
         let leadership_token = self.leadership_token();
+        let mut watch = self.watch_group(group);
         let mut may_put = true;
         loop {
+            if self.closed.is_cancelled() {
+                return Err(Error::Draining);
+            }
+            if leadership_token.is_cancelled() {
+                return Err(self.not_leader());
+            }
             self.ready().await?;
             watch.changes.mark_unchanged();
+            // After the mark, or a wake-up in between would be lost.
+            if leadership_token.is_cancelled() || self.closed.is_cancelled() {
+                continue;
+            }
             let judged = self.read_groups(|groups| groups.judge(group, report, may_put));
             let view = match judged.map_err(crate::log::Refusal::from)? {
                 ReportStep::Propose(change) => {
                     // The member was heard, even if the proposal takes long or fails.
-                    self.touch_known(group, report, paused);
+                    self.touch_known(group, report, details);
                     may_put &= !matches!(change, GroupChange::PutMember { .. });
                     self.change_group(group, change).await?;
                     continue;
@@ -173,17 +190,13 @@ impl Shard {
                 ReportStep::Settled(view) => view,
             };
             let timeout = Duration::from_millis(view.session_timeout_ms.into());
-            let member_id = report.spec.member_id.as_str();
-            let paused = paused.iter().copied().collect();
-            if !self.sessions.touch(group, member_id, &view, paused) {
+            if !self.sessions.touch(group, &view, details.clone()) {
                 // A response would extend a session that ends: the removal is decided first.
                 tokio::select! {
                     () = watch.changed() => continue,
                     () = tokio::time::sleep_until(since + limits::READY_WAIT_MAX) => {
                         return Err(Error::NoLeader { shard: self.id() });
                     }
-                    () = leadership_token.cancelled() => return Err(self.not_leader()),
-                    () = self.closed.cancelled() => return Err(Error::Draining),
                 }
             }
             may_put = false;
@@ -199,22 +212,21 @@ impl Shard {
             tokio::select! {
                 () = watch.changed() => {}
                 () = tokio::time::sleep_until(deadline) => return Ok(view),
-                () = leadership_token.cancelled() => return Err(self.not_leader()),
-                () = self.closed.cancelled() => return Err(Error::Draining),
             }
         }
     }
 
     /// Records the heartbeat of a member that belongs to the group.
-    fn touch_known(&self, group: &str, report: &MemberReport, paused: &[PartitionKey]) {
+    fn touch_known(&self, group: &str, report: &MemberReport, details: &HeartbeatDetails) {
         let member_id = report.spec.member_id.as_str();
         let view = self.read_groups(|groups| {
             let group = groups.get(group)?;
-            Some(group.view(group.member(member_id)?))
+            let (id, member) = group.member_entry(member_id)?;
+            Some(group.view(id, member))
         });
         let Some(view) = view else { return };
         // The judgement after the proposal sees a member that was removed.
-        let _ = self.sessions.touch(group, member_id, &view, paused.iter().copied().collect());
+        let _ = self.sessions.touch(group, &view, details.clone());
     }
 
     /// Waits until this replica has applied the entry at `index`.

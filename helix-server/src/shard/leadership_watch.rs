@@ -69,7 +69,8 @@ impl Shard {
 
     fn end_leadership(&self) {
         self.leadership_token.send_replace(CancellationToken::new()).cancel();
-        // Waiting readers must notice that they have to read from another node.
+        // Waiting readers and members must notice that they have to use another node.
         self.machine.watchers().wake_all();
+        self.machine.group_watchers().wake_watchers();
     }
 }

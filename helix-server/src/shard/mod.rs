@@ -38,7 +38,7 @@ use crate::raft::{
 use crate::sync;
 
 pub use append::{AppendPermit, BatchAck, Durability, NewBatch, PendingAck};
-pub use group_sessions::{GroupSessions, MemberSession};
+pub use group_sessions::{GroupSessions, HeartbeatDetails, MemberSession};
 pub use groups::GroupWatch;
 use machine::ShardMachine;
 pub use read::{ReadBatch, ReadFrom, ShardRead};
@@ -548,8 +548,9 @@ impl Shard {
     /// Refuses all further requests, including reads from any replica.
     pub fn retire(&self) {
         self.closed.cancel();
-        // Waiting readers must notice it.
+        // Waiting readers and members must notice it.
         self.machine.watchers().wake_all();
+        self.machine.group_watchers().wake_watchers();
     }
 
     /// Stops the replica and closes the log, which syncs its pending appends.

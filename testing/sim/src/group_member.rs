@@ -13,6 +13,7 @@ mod reader;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use helix_checker::{GroupPartitionKey, SentCommit};
 use helix_client::Error;
 use helix_proto::log::v1::consume_service_client::ConsumeServiceClient;
@@ -24,7 +25,7 @@ use helix_proto::log::v1::{
 };
 use rand::RngExt;
 use rand::rngs::StdRng;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Status, Streaming};
 
@@ -346,7 +347,15 @@ impl MemberSlot {
             self.note(member, "is back at the end of its session");
         } else {
             let absence = member.session_timeout.mul_f64(self.rng.random_range(0.5..3.0));
-            sleep(absence).await;
+            let back = Instant::now() + absence;
+            if self.rng.random_bool(0.5) {
+                // Only its heartbeats fail: it still receives, so each stream ends as soon as its
+                // node has applied the removal.
+                self.note(member, "receives meanwhile");
+                let ends = streams.iter_mut().map(|stream| self.drain_until(member, stream, back));
+                join_all(ends).await;
+            }
+            sleep_until(back).await;
             self.note(member, "is back");
             for stream in &mut streams {
                 self.drain(member, stream).await;

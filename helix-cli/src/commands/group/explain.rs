@@ -157,6 +157,9 @@ fn of_partition(
         },
         DeliveryStatus::Paused => format!("is paused by the application at {owner}, {behind}"),
         DeliveryStatus::OffsetOutOfRange => out_of_range(group, offset),
+        DeliveryStatus::Throttled => {
+            format!("is delayed by the quota of {owner}, {behind}; see helix quota list")
+        }
         DeliveryStatus::NoLeader => {
             "has no leader: a majority of its replicas is down, or an election runs".to_owned()
         }
@@ -305,6 +308,7 @@ mod tests {
                 offset(41, CommitStatus::AboveHighWatermark),
                 "ends at 40, before the committed offset 41; see helix group reset billing",
             ),
+            (S::Throttled, "m2", offset(20, CommitStatus::Valid), "quota of m2, 20 records behind"),
             (S::NoLeader, "m2", None, "no leader"),
             (S::TopicDeleted, "", None, "topic was deleted"),
             (S::Unspecified, "", None, "does not know: none subscribes"),

@@ -1,16 +1,17 @@
 //! Applies commands to the groups. A refused command changes nothing.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::command::{
     Assignment, CommittingMember, GroupChange, GroupCommand, MemberSpec, SeekOrigin, TopicOffsets,
 };
+use super::offsets::{CommittedBy, RowChange, committed_by};
+use super::sorted::{SortedMap, SortedSet};
 use super::{
-    CommittedRow, ConsumerGroup, DROPPED_TOPICS_MAX, GROUPS_PER_SHARD_MAX, GroupMember,
-    GroupRefusal, GroupTable, MEMBERS_PER_GROUP_MAX, OFFSET_HISTORY_MAX, OFFSETS_PER_GROUP_MAX,
-    OffsetEvent, OffsetEventKind, PARTITIONS_PER_GROUP_MAX, PATTERNS_PER_GROUP_MAX, PartitionKey,
-    TOPICS_PER_GROUP_MAX, is_pattern,
+    ConsumerGroup, DROPPED_TOPICS_MAX, GROUPS_PER_SHARD_MAX, GroupMember, GroupRefusal, GroupTable,
+    MEMBERS_PER_GROUP_MAX, OFFSETS_PER_GROUP_MAX, OffsetEventKind, PARTITIONS_PER_GROUP_MAX,
+    PATTERNS_PER_GROUP_MAX, PartitionKey, TOPICS_PER_GROUP_MAX, is_pattern,
 };
 
 type Applied = Result<(), GroupRefusal>;
@@ -71,13 +72,13 @@ impl GroupTable {
                 let group = self.get_mut(name).ok_or_else(|| unknown_member(member))?;
                 let by = group.check_commit(member, topics)?;
                 group.check_offsets(topics)?;
-                group.store(OffsetEventKind::Commit, &by, topics, *at_us);
+                group.store(OffsetEventKind::Commit, &Some(by), topics, *at_us);
             }
             GroupChange::Commit { member: None, topics, at_us } => {
                 let group = self.get_or_create(name)?;
                 group.check_no_members()?;
                 group.check_offsets(topics)?;
-                group.store(OffsetEventKind::Commit, &"".into(), topics, *at_us);
+                group.store(OffsetEventKind::Commit, &None, topics, *at_us);
             }
             GroupChange::Seek { origin, topics, at_us } => {
                 let group = self.get_or_create(name)?;
@@ -85,7 +86,7 @@ impl GroupTable {
                 group.check_offsets(topics)?;
                 let SeekOrigin { by, is_undo } = origin;
                 let kind = if *is_undo { OffsetEventKind::Undo } else { OffsetEventKind::Seek };
-                group.store(kind, &by.as_str().into(), topics, *at_us);
+                group.store(kind, &committed_by(by), topics, *at_us);
             }
             GroupChange::ForgetTopics { topic_ids } => {
                 let Some(group) = self.get_mut(name) else { return Ok(()) };
@@ -138,16 +139,18 @@ fn unknown_member(member: &CommittingMember) -> GroupRefusal {
 
 impl ConsumerGroup {
     fn is_void(&self) -> bool {
-        self.members.is_empty() && self.offsets.is_empty() && self.dropped_topics.is_empty()
+        self.members.is_empty() && self.offsets.len() == 0 && self.dropped_topics.is_empty()
     }
 
     fn put_member(&mut self, index: u64, spec: &MemberSpec, take_over: bool) -> Applied {
         let id: Arc<str> = spec.member_id.as_str().into();
         self.check_patterns(spec)?;
+        let topics = self.shared_topics(&spec.topics);
         if let Some(member) = self.members.get_mut(&id) {
-            let is_other = member.spec.topics != spec.topics;
-            let static_name = std::mem::take(&mut member.spec.static_name);
-            member.spec = MemberSpec { static_name, ..spec.clone() };
+            let is_other = *member.topics != *topics;
+            member.client_name = spec.client_name.as_str().into();
+            member.session_timeout_ms = spec.session_timeout_ms;
+            member.topics = topics;
             if is_other {
                 self.epoch = index;
             }
@@ -164,18 +167,19 @@ impl ConsumerGroup {
             return Err(GroupRefusal::LimitReached { what: "members of a group", limit });
         }
         let mut member = GroupMember {
-            spec: spec.clone(),
+            static_name: spec.static_name.as_str().into(),
+            client_name: spec.client_name.as_str().into(),
+            session_timeout_ms: spec.session_timeout_ms,
+            topics,
             joined_epoch: index,
-            owned: BTreeMap::new(),
-            target: BTreeSet::new(),
+            owned: SortedMap::default(),
+            target: SortedSet::default(),
         };
         let mut is_same_assignment = false;
         if let Some(replaced) = holder.and_then(|holder| self.members.remove(&holder)) {
-            is_same_assignment = self.is_assigned() && replaced.spec.topics == spec.topics;
-            for partition in replaced.owned.into_keys() {
-                self.owners.insert(partition, id.clone());
-                member.owned.insert(partition, index);
-            }
+            is_same_assignment = self.is_assigned() && *replaced.topics == *spec.topics;
+            member.owned = replaced.owned;
+            member.owned.values_mut().for_each(|since| *since = index);
             member.target = replaced.target;
         }
         self.members.insert(id, member);
@@ -193,10 +197,8 @@ impl ConsumerGroup {
         let Some(member) = self.members.get_mut(member_id) else { return };
         let surplus = member.owned.keys().filter(|partition| !member.target.contains(partition));
         let surplus: Vec<PartitionKey> = surplus.copied().collect();
-        for partition in &surplus {
-            member.owned.remove(partition);
-            self.owners.remove(partition);
-        }
+        let GroupMember { owned, target, .. } = member;
+        owned.retain(|partition, _| target.contains(partition));
         self.grant(&surplus);
     }
 
@@ -206,7 +208,7 @@ impl ConsumerGroup {
             return None;
         }
         let mut members = self.members.iter();
-        members.find(|(_, member)| member.spec.static_name == static_name).map(|(id, _)| id.clone())
+        members.find(|(_, member)| *member.static_name == *static_name).map(|(id, _)| id.clone())
     }
 
     fn check_patterns(&self, spec: &MemberSpec) -> Applied {
@@ -216,7 +218,7 @@ impl ConsumerGroup {
             return Ok(());
         }
         let others = self.members.iter().filter(|(id, _)| ***id != *spec.member_id);
-        let topics = others.flat_map(|(_, member)| &member.spec.topics);
+        let topics = others.flat_map(|(_, member)| member.topics.iter());
         patterns.extend(topics.map(String::as_str).filter(|topic| is_pattern(topic)));
         if patterns.len() > PATTERNS_PER_GROUP_MAX {
             let limit = PATTERNS_PER_GROUP_MAX;
@@ -232,10 +234,7 @@ impl ConsumerGroup {
         for id in members {
             let Some(member) = self.members.remove(id.as_str()) else { continue };
             is_changed = true;
-            freed.extend(member.owned.into_keys());
-        }
-        for partition in &freed {
-            self.owners.remove(partition);
+            freed.extend(member.owned.keys().copied());
         }
         if !is_changed {
             return;
@@ -257,14 +256,14 @@ impl ConsumerGroup {
         self.epoch = index;
         self.assignment_epoch = index;
         self.assigned_topics = assignment.topics.iter().copied().collect();
-        let mut targets = vec![BTreeSet::new(); self.members.len()];
+        let mut targets = vec![Vec::new(); self.members.len()];
         for (partition, owner) in assignment.partitions() {
             if let Some(member) = owner.checked_sub(1) {
-                targets[member as usize].insert(partition);
+                targets[member as usize].push(partition);
             }
         }
         for (member, target) in self.members.values_mut().zip(targets) {
-            member.target = target;
+            member.target = target.into_iter().collect();
         }
         self.grant_free();
     }
@@ -282,14 +281,12 @@ impl ConsumerGroup {
 
     /// Gives each partition without an owner to the member whose target has it.
     fn grant_free(&mut self) {
-        for (id, member) in &mut self.members {
+        let owned = self.members.values().flat_map(|member| member.owned.keys().copied());
+        let owned: BTreeSet<PartitionKey> = owned.collect();
+        for member in self.members.values_mut() {
             let epoch = self.assignment_epoch.max(member.joined_epoch);
-            for partition in &member.target {
-                if !self.owners.contains_key(partition) {
-                    self.owners.insert(*partition, id.clone());
-                    member.owned.insert(*partition, epoch);
-                }
-            }
+            let free = member.target.iter().filter(|partition| !owned.contains(partition));
+            member.owned.insert_new(free.map(|partition| (*partition, epoch)).collect());
         }
     }
 
@@ -299,12 +296,10 @@ impl ConsumerGroup {
         if freed.is_empty() {
             return;
         }
-        for (id, member) in &mut self.members {
+        for member in self.members.values_mut() {
             let epoch = self.assignment_epoch.max(member.joined_epoch);
-            for partition in freed.iter().filter(|partition| member.target.contains(partition)) {
-                self.owners.insert(*partition, id.clone());
-                member.owned.insert(*partition, epoch);
-            }
+            let gained = freed.iter().filter(|partition| member.target.contains(partition));
+            member.owned.insert_new(gained.map(|partition| (*partition, epoch)).collect());
         }
     }
 
@@ -316,14 +311,12 @@ impl ConsumerGroup {
             return;
         }
         let Some(member) = self.members.get_mut(member_id) else { return };
-        let mut freed = Vec::new();
-        for partition in partitions {
-            if !member.target.contains(partition) && member.owned.remove(partition).is_some() {
-                self.owners.remove(partition);
-                freed.push(*partition);
-            }
-        }
-        self.grant(&freed);
+        let GroupMember { owned, target, .. } = member;
+        let is_freed =
+            |it: &&PartitionKey| !target.contains(it) && owned.contains_key::<PartitionKey>(it);
+        let freed: BTreeSet<PartitionKey> = partitions.iter().filter(is_freed).copied().collect();
+        owned.retain(|partition, _| !freed.contains(partition));
+        self.grant(&freed.into_iter().collect::<Vec<_>>());
     }
 
     /// Returns the committing member's id.
@@ -349,7 +342,7 @@ impl ConsumerGroup {
 
     fn check_offsets(&self, topics: &[TopicOffsets]) -> Applied {
         let updates = topics.iter().flat_map(TopicOffsets::updates);
-        let new = updates.filter(|(partition, _)| !self.offsets.contains_key(partition)).count();
+        let new = updates.filter(|(partition, _)| self.offsets.get(*partition).is_none()).count();
         if new > 0 && self.offsets.len() + new > OFFSETS_PER_GROUP_MAX {
             let limit = OFFSETS_PER_GROUP_MAX;
             let what = "committed offsets of a group";
@@ -358,36 +351,23 @@ impl ConsumerGroup {
         Ok(())
     }
 
-    fn store(&mut self, kind: OffsetEventKind, by: &Arc<str>, topics: &[TopicOffsets], at_us: u64) {
+    fn store(
+        &mut self,
+        kind: OffsetEventKind,
+        by: &CommittedBy,
+        topics: &[TopicOffsets],
+        at_us: u64,
+    ) {
         for topic in topics {
-            self.topic_names.entry(topic.topic_id).or_insert_with(|| topic.name.as_str().into());
+            self.offsets.name(topic.topic_id, &topic.name);
             self.dropped_topics.remove(topic.name.as_str());
-            for (partition, update) in topic.updates() {
-                let row = self.offsets.entry(partition).or_insert_with(|| CommittedRow {
-                    offset: None,
-                    metadata: "".into(),
-                    changed_us: 0,
-                    history: VecDeque::new(),
-                });
-                row.record(kind, by, update.offset, at_us);
-                if *row.metadata != *update.metadata {
-                    row.metadata = update.metadata.as_str().into();
-                }
-            }
+            self.offsets.store(topic.topic_id, &topic.offsets, RowChange { kind, by, at_us });
         }
     }
 
     fn forget_topic(&mut self, topic_id: u64) {
-        let end = PartitionKey { topic_id, number: u32::MAX };
-        let first = PartitionKey { topic_id, number: 0 };
-        let mut had_offset = false;
-        let partitions: Vec<_> = self.offsets.range(first..=end).map(|(key, _)| *key).collect();
-        for partition in partitions {
-            let row = self.offsets.remove(&partition);
-            had_offset |= row.is_some_and(|row| row.offset.is_some());
-        }
-        let Some(name) = self.topic_names.remove(&topic_id) else { return };
-        let has_successor = self.topic_names.values().any(|other| *other == name);
+        let Some((name, had_offset)) = self.offsets.remove(topic_id) else { return };
+        let has_successor = self.offsets.names().any(|(_, other)| *other == name);
         if !had_offset || has_successor {
             return;
         }
@@ -397,44 +377,6 @@ impl ConsumerGroup {
             let Some(oldest) = oldest.map(|(name, _)| name.clone()) else { return };
             self.dropped_topics.remove(&oldest);
         }
-    }
-}
-
-impl CommittedRow {
-    fn record(&mut self, kind: OffsetEventKind, by: &Arc<str>, to: Option<u64>, at_us: u64) {
-        let from = self.offset;
-        // Proposers' clocks may differ; history is in order.
-        let at_us = at_us.max(self.changed_us);
-        self.offset = to;
-        self.changed_us = at_us;
-        if let Some(last) = self.history.back_mut()
-            && kind == OffsetEventKind::Commit
-            && last.kind == kind
-            && last.by == *by
-        {
-            (last.to, last.until_us) = (to, at_us);
-            return;
-        }
-        if self.history.len() >= OFFSET_HISTORY_MAX {
-            self.history.pop_front();
-        }
-        let by = by.clone();
-        // Most rows have one event permanently, and a group may have many rows.
-        self.history.reserve_exact(1);
-        self.history.push_back(OffsetEvent {
-            kind,
-            by,
-            from,
-            to,
-            since_us: at_us,
-            until_us: at_us,
-        });
-    }
-
-    /// Returns the offset before the last seek or undo; `None` if none is remembered.
-    pub fn before_last_seek(&self) -> Option<Option<u64>> {
-        let is_seek = |event: &&OffsetEvent| event.kind != OffsetEventKind::Commit;
-        self.history.iter().rev().find(is_seek).map(|event| event.from)
     }
 }
 

@@ -47,7 +47,7 @@ pub fn pattern_matches(pattern: &str, name: &str) -> bool {
 impl ConsumerGroup {
     /// Returns the subscribed names and patterns of all members, each once.
     pub fn subscriptions(&self) -> BTreeSet<&str> {
-        let topics = self.members.values().flat_map(|member| &member.spec.topics);
+        let topics = self.members.values().flat_map(|member| member.topics.iter());
         topics.map(String::as_str).collect()
     }
 
@@ -69,11 +69,12 @@ impl ConsumerGroup {
             return None;
         }
         let places: BTreeMap<&str, u32> = self.members.keys().map(|id| &**id).zip(0..).collect();
+        let owners = self.owners();
         let mut current = Vec::new();
         for topic in topics {
             for number in 0..topic.partition_count {
                 let partition = PartitionKey { topic_id: topic.topic_id, number };
-                current.push(self.owners.get(&partition).map(|owner| places[&**owner]));
+                current.push(owners.get(&partition).map(|owner| places[&***owner]));
             }
         }
         self.prefer_targets(topics, &places, &mut current);
@@ -104,8 +105,8 @@ impl ConsumerGroup {
             starts.insert(topic.topic_id, (start, topic.partition_count));
             start += topic.partition_count as usize;
         }
-        for (id, member) in &self.members {
-            for PartitionKey { topic_id, number } in &member.target {
+        for (id, member) in self.members.iter() {
+            for PartitionKey { topic_id, number } in member.target.iter() {
                 if let Some((start, count)) = starts.get(topic_id)
                     && number < count
                 {
@@ -119,7 +120,7 @@ impl ConsumerGroup {
     fn candidates(&self, topics: &[MatchedTopic]) -> Vec<Vec<u32>> {
         let mut by_name: BTreeMap<&str, Vec<u32>> = BTreeMap::new();
         for (member, place) in self.members.values().zip(0..) {
-            for topic in &member.spec.topics {
+            for topic in member.topics.iter() {
                 by_name.entry(topic).or_default().push(place);
             }
         }

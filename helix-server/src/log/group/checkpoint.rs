@@ -1,14 +1,17 @@
 //! Encodes groups for checkpoints of the shard. Equal groups give equal bytes. Tags are permanent.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use prost::Message;
 
+use super::command::MemberSpec;
 use super::command_record::{MemberSpecRecord, PartitionKeys};
+use super::offsets::{CommittedBy, committed_by};
+use super::sorted::SortedSet;
 use super::{
-    CommittedRow, ConsumerGroup, GroupMember, GroupTable, OFFSET_HISTORY_MAX, OffsetEvent,
-    OffsetEventKind, PartitionKey,
+    CommittedRow, ConsumerGroup, GroupMember, GroupTable, OffsetEvent, OffsetEventKind,
+    PartitionKey,
 };
 
 #[derive(Clone, PartialEq, Message)]
@@ -112,26 +115,31 @@ impl GroupTable {
 }
 
 fn group_record(name: &str, group: &ConsumerGroup) -> GroupRecord {
-    let named = |(topic_id, name): (&u64, &Arc<str>)| NamedTopic {
-        topic_id: *topic_id,
-        name: name.to_string(),
-    };
+    let named =
+        |(topic_id, name): (u64, &Arc<str>)| NamedTopic { topic_id, name: name.to_string() };
     GroupRecord {
         name: name.to_owned(),
         epoch: group.epoch,
         assignment_epoch: group.assignment_epoch,
-        members: group.members.values().map(member_record).collect(),
+        members: group.members.iter().map(member_record).collect(),
         assigned_topics: group.assigned_topics.keys().copied().collect(),
         assigned_counts: group.assigned_topics.values().copied().collect(),
-        offsets: group.offsets.iter().map(|(key, row)| offset_record(*key, row)).collect(),
-        topic_names: group.topic_names.iter().map(named).collect(),
-        dropped_topics: group.dropped_topics.iter().map(|(name, id)| named((id, name))).collect(),
+        offsets: group.offsets.iter().map(|(key, row)| offset_record(key, row)).collect(),
+        topic_names: group.offsets.names().map(named).collect(),
+        dropped_topics: group.dropped_topics.iter().map(|(name, id)| named((*id, name))).collect(),
     }
 }
 
-fn member_record(member: &GroupMember) -> MemberRecord {
+fn member_record((id, member): (&Arc<str>, &GroupMember)) -> MemberRecord {
+    let spec = MemberSpec {
+        member_id: id.to_string(),
+        static_name: member.static_name.to_string(),
+        client_name: member.client_name.to_string(),
+        session_timeout_ms: member.session_timeout_ms,
+        topics: member.topics.to_vec(),
+    };
     MemberRecord {
-        spec: Some(member.spec.clone().into()),
+        spec: Some(spec.into()),
         joined_epoch: member.joined_epoch,
         owned: Some(PartitionKeys::new(member.owned.keys().copied())),
         owned_since: member.owned.values().copied().collect(),
@@ -140,13 +148,13 @@ fn member_record(member: &GroupMember) -> MemberRecord {
 }
 
 fn offset_record(key: PartitionKey, row: &CommittedRow) -> OffsetRecord {
-    let event = |event: &OffsetEvent| EventRecord {
+    let event = |event: OffsetEvent<'_>| EventRecord {
         kind: match event.kind {
             OffsetEventKind::Commit => 1,
             OffsetEventKind::Seek => 2,
             OffsetEventKind::Undo => 3,
         },
-        by: event.by.to_string(),
+        by: event.by.to_owned(),
         from: event.from,
         to: event.to,
         since_us: event.since_us,
@@ -155,10 +163,10 @@ fn offset_record(key: PartitionKey, row: &CommittedRow) -> OffsetRecord {
     OffsetRecord {
         topic_id: key.topic_id,
         number: key.number,
-        offset: row.offset,
-        metadata: row.metadata.to_string(),
-        changed_us: row.changed_us,
-        history: row.history.iter().map(event).collect(),
+        offset: row.offset(),
+        metadata: row.metadata().to_owned(),
+        changed_us: row.changed_us(),
+        history: row.history().map(event).collect(),
     }
 }
 
@@ -176,32 +184,35 @@ fn into_group(record: GroupRecord) -> Result<ConsumerGroup, &'static str> {
     }
     group.assigned_topics =
         record.assigned_topics.into_iter().zip(record.assigned_counts).collect();
+    let mut owned = BTreeSet::new();
     for member in record.members {
-        restore_member(&mut group, member)?;
+        restore_member(&mut group, member, &mut owned)?;
     }
     // Events of one member share its name.
     let mut names: BTreeSet<Arc<str>> = group.members.keys().cloned().collect();
-    for row in record.offsets {
-        let key = PartitionKey { topic_id: row.topic_id, number: row.number };
-        if group.offsets.insert(key, into_row(row, &mut names)?).is_some() {
-            return Err("duplicate offset");
-        }
+    let mut counts: BTreeMap<u64, usize> = BTreeMap::new();
+    for row in &record.offsets {
+        *counts.entry(row.topic_id).or_default() += 1;
     }
     for NamedTopic { topic_id, name } in record.topic_names {
-        group.topic_names.insert(topic_id, name.into());
+        group.offsets.name(topic_id, &name);
+        group.offsets.reserve(topic_id, counts.get(&topic_id).copied().unwrap_or_default());
+    }
+    for row in record.offsets {
+        group.offsets.restore(row.topic_id, into_row(row, &mut names)?)?;
     }
     for NamedTopic { topic_id, name } in record.dropped_topics {
         group.dropped_topics.insert(name.into(), topic_id);
     }
-    let has_name = |key: &PartitionKey| group.topic_names.contains_key(&key.topic_id);
-    if !group.offsets.keys().all(has_name) {
-        return Err("a topic has no name");
-    }
     Ok(group)
 }
 
-fn restore_member(group: &mut ConsumerGroup, record: MemberRecord) -> Result<(), &'static str> {
-    let spec: super::MemberSpec = record.spec.ok_or("a member has no settings")?.into();
+fn restore_member(
+    group: &mut ConsumerGroup,
+    record: MemberRecord,
+    owned_by_any: &mut BTreeSet<PartitionKey>,
+) -> Result<(), &'static str> {
+    let spec: MemberSpec = record.spec.ok_or("a member has no settings")?.into();
     let id: Arc<str> = spec.member_id.as_str().into();
     let lengths = "columns of partitions differ in length";
     let owned = record.owned.unwrap_or_default().into_keys().ok_or(lengths)?;
@@ -209,12 +220,19 @@ fn restore_member(group: &mut ConsumerGroup, record: MemberRecord) -> Result<(),
         return Err(lengths);
     }
     let owned = owned.zip(record.owned_since).collect();
-    let target = record.target.unwrap_or_default().into_keys().ok_or(lengths)?.collect();
-    let member = GroupMember { spec, joined_epoch: record.joined_epoch, owned, target };
-    for partition in member.owned.keys() {
-        if group.owners.insert(*partition, id.clone()).is_some() {
-            return Err("a partition has two owners");
-        }
+    let target: SortedSet<_> =
+        record.target.unwrap_or_default().into_keys().ok_or(lengths)?.collect();
+    let member = GroupMember {
+        static_name: spec.static_name.into(),
+        client_name: spec.client_name.into(),
+        session_timeout_ms: spec.session_timeout_ms,
+        topics: group.shared_topics(&spec.topics),
+        joined_epoch: record.joined_epoch,
+        owned,
+        target,
+    };
+    if !member.owned.keys().all(|partition| owned_by_any.insert(*partition)) {
+        return Err("a partition has two owners");
     }
     match group.members.insert(id, member) {
         None => Ok(()),
@@ -226,37 +244,20 @@ fn into_row(
     record: OffsetRecord,
     names: &mut BTreeSet<Arc<str>>,
 ) -> Result<CommittedRow, &'static str> {
-    if record.history.len() > OFFSET_HISTORY_MAX {
-        return Err("a history is too long");
-    }
-    let mut history = std::collections::VecDeque::with_capacity(record.history.len());
-    for event in record.history {
-        let by = match names.get(event.by.as_str()) {
-            Some(name) => name.clone(),
-            None => {
-                let name: Arc<str> = event.by.into();
-                names.insert(name.clone());
-                name
-            }
+    let mut events = Vec::new();
+    for event in &record.history {
+        let known = names.get(event.by.as_str()).cloned();
+        let by: CommittedBy = known.or_else(|| committed_by(&event.by));
+        names.extend(by.clone());
+        let kind = match event.kind {
+            1 => OffsetEventKind::Commit,
+            2 => OffsetEventKind::Seek,
+            3 => OffsetEventKind::Undo,
+            _ => return Err("a change of an offset is unknown"),
         };
-        history.push_back(OffsetEvent {
-            kind: match event.kind {
-                1 => OffsetEventKind::Commit,
-                2 => OffsetEventKind::Seek,
-                3 => OffsetEventKind::Undo,
-                _ => return Err("a change of an offset is unknown"),
-            },
-            by,
-            from: event.from,
-            to: event.to,
-            since_us: event.since_us,
-            until_us: event.until_us,
-        });
+        let EventRecord { from, to, since_us, until_us, .. } = *event;
+        events.push((OffsetEvent { kind, by: &event.by, from, to, since_us, until_us }, by));
     }
-    Ok(CommittedRow {
-        offset: record.offset,
-        metadata: record.metadata.into(),
-        changed_us: record.changed_us,
-        history,
-    })
+    let OffsetRecord { number, offset, changed_us, .. } = record;
+    CommittedRow::from_parts(number, offset, changed_us, &record.metadata, events)
 }

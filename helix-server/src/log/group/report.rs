@@ -1,9 +1,9 @@
 //! Judges the reports of members: the decision of a heartbeat, before anything is proposed.
 
-use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use super::command::{GroupChange, MemberSpec};
-use super::{ConsumerGroup, GroupMember, GroupRefusal, GroupTable, PartitionKey};
+use super::{ConsumerGroup, GroupMember, GroupRefusal, GroupTable, PartitionKey, SortedSet};
 use crate::log::ROWS_PER_ENTRY_MAX;
 
 /// Session timeout of a member that states none.
@@ -17,7 +17,7 @@ pub struct MemberReport {
     /// Epoch of the last response; 0 joins.
     pub epoch: u64,
     /// Partitions that the member still reads.
-    pub owned: BTreeSet<PartitionKey>,
+    pub owned: SortedSet<PartitionKey>,
     pub take_over: bool,
 }
 
@@ -33,6 +33,9 @@ pub enum ReportStep {
 /// Part of the group's state that a member learns.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MemberView {
+    pub member_id: Arc<str>,
+    /// Subscribed names and patterns.
+    pub topics: Arc<[String]>,
     pub epoch: u64,
     pub joined_epoch: u64,
     /// Partitions that it may read.
@@ -58,8 +61,8 @@ impl GroupTable {
     ) -> Result<ReportStep, GroupRefusal> {
         let MemberReport { spec, epoch, owned, take_over } = report;
         let group = self.get(group);
-        let Some((group, member)) =
-            group.and_then(|group| Some((group, group.member(&spec.member_id)?)))
+        let Some((group, (id, member))) =
+            group.and_then(|group| Some((group, group.member_entry(&spec.member_id)?)))
         else {
             if *epoch != 0 || !may_put {
                 return Err(GroupRefusal::UnknownMember { member_id: spec.member_id.clone() });
@@ -82,7 +85,7 @@ impl GroupTable {
         if *epoch > current || (*epoch != 0 && *epoch < member.joined_epoch) {
             return Err(GroupRefusal::StaleEpoch { epoch: *epoch, current });
         }
-        if may_put && let Some(settings) = updated(&member.spec, spec)? {
+        if may_put && let Some(settings) = updated(member, spec)? {
             let joined_epoch = member.joined_epoch;
             let update =
                 GroupChange::PutMember { member: settings, take_over: false, joined_epoch };
@@ -102,23 +105,25 @@ impl GroupTable {
                 }));
             }
         }
-        Ok(ReportStep::Settled(group.view(member)))
+        Ok(ReportStep::Settled(group.view(id, member)))
     }
 }
 
 impl ConsumerGroup {
     /// Returns what a member learns now.
-    pub fn view(&self, member: &GroupMember) -> MemberView {
+    pub fn view(&self, id: &Arc<str>, member: &GroupMember) -> MemberView {
         let GroupMember { owned, target, .. } = member;
         let assigned: Vec<_> = owned.keys().filter(|it| target.contains(it)).copied().collect();
         let pending: Vec<_> = target.iter().filter(|it| !owned.contains_key(it)).copied().collect();
         MemberView {
+            member_id: id.clone(),
+            topics: member.topics.clone(),
             epoch: self.member_epoch(member),
             joined_epoch: member.joined_epoch,
             is_settled: self.is_assigned() && pending.is_empty() && assigned.len() == owned.len(),
             assigned,
             pending,
-            session_timeout_ms: member.spec.session_timeout_ms,
+            session_timeout_ms: member.session_timeout_ms,
         }
     }
 
@@ -137,19 +142,29 @@ impl ConsumerGroup {
 }
 
 /// Returns the settings that a report changes; `None` if it changes none.
-fn updated(known: &MemberSpec, said: &MemberSpec) -> Result<Option<MemberSpec>, GroupRefusal> {
-    if !said.static_name.is_empty() && said.static_name != known.static_name {
-        return Err(GroupRefusal::StaticNameFixed { current: known.static_name.clone() });
+fn updated(known: &GroupMember, said: &MemberSpec) -> Result<Option<MemberSpec>, GroupRefusal> {
+    if !said.static_name.is_empty() && *said.static_name != *known.static_name {
+        return Err(GroupRefusal::StaticNameFixed { current: known.static_name.to_string() });
     }
-    let mut next = known.clone();
-    if !said.topics.is_empty() {
-        next.topics.clone_from(&said.topics);
+    // Compared first: most heartbeats change nothing, and then allocate nothing.
+    let has_topics = !said.topics.is_empty() && *said.topics != *known.topics;
+    let has_name = !said.client_name.is_empty() && *said.client_name != *known.client_name;
+    let timeout_ms = Some(said.session_timeout_ms).filter(|it| *it != 0);
+    if !has_topics && !has_name && timeout_ms.is_none_or(|it| it == known.session_timeout_ms) {
+        return Ok(None);
     }
-    if !said.client_name.is_empty() {
-        next.client_name.clone_from(&said.client_name);
+    let MemberSpec { member_id, mut topics, mut client_name, .. } = said.clone();
+    if !has_topics {
+        topics = known.topics.to_vec();
     }
-    if said.session_timeout_ms != 0 {
-        next.session_timeout_ms = said.session_timeout_ms;
+    if !has_name {
+        client_name = known.client_name.to_string();
     }
-    Ok((next != *known).then_some(next))
+    Ok(Some(MemberSpec {
+        member_id,
+        static_name: known.static_name.to_string(),
+        client_name,
+        session_timeout_ms: timeout_ms.unwrap_or(known.session_timeout_ms),
+        topics,
+    }))
 }

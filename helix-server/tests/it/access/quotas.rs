@@ -258,3 +258,58 @@ async fn a_subscription_over_its_quota_has_heartbeats_and_whole_messages() {
     }
     assert_eq!(kinds, ["data", "heartbeat"], "the quota lets one message pass in ten seconds");
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_group_says_that_a_quota_delays_its_reads() {
+    let (guarded, token) = with_tenant().await;
+    let writer = guarded.client(&guarded.admin_token);
+    for _ in 0..3 {
+        writer.append("default", 0, &record(700 * KIB), &AppendOptions::default()).await.unwrap();
+    }
+    let channel = with_token(&guarded.server.channel, &token);
+    let join = HeartbeatRequest {
+        group: "readers".to_owned(),
+        member_id: "member-1".to_owned(),
+        topics: vec!["default".to_owned()],
+        max_wait: std::time::Duration::from_secs(2).try_into().ok(),
+        ..HeartbeatRequest::default()
+    };
+    let mut groups = GroupServiceClient::new(channel.clone());
+    until("the member has its partitions", async || {
+        let joined = groups.heartbeat(join.clone()).await.unwrap().into_inner();
+        (!joined.assigned.is_empty()).then_some(())
+    })
+    .await;
+    let described = async || {
+        let group = guarded.client(&guarded.admin_token).admin();
+        let group = group.describe_group("readers", false).await.unwrap();
+        let found = group
+            .partitions
+            .into_iter()
+            .find(|it| it.partition.as_ref().is_some_and(|partition| partition.partition == 0));
+        found.unwrap().status()
+    };
+    assert_eq!(described().await, DeliveryStatus::Flowing);
+    let limits = PrincipalQuota { bytes_out_per_second: 64 << 10, ..quota("tenant") };
+    guarded.admin().set_quota(&limits).await.unwrap();
+    let request = SubscribeRequest { partitions: vec![earliest(0)], ..Default::default() };
+    let mut records = ConsumeServiceClient::new(channel)
+        .max_decoding_message_size(usize::MAX)
+        .subscribe(request)
+        .await
+        .unwrap()
+        .into_inner();
+    records.message().await.unwrap().unwrap();
+    // Reads on, so that the stream polls its quota.
+    let reading = tokio::spawn(async move { while let Ok(Some(_)) = records.message().await {} });
+    until("the group says why", async || {
+        (described().await == DeliveryStatus::Throttled).then_some(())
+    })
+    .await;
+    guarded.admin().set_quota(&quota("tenant")).await.unwrap();
+    until("nothing delays the reads", async || {
+        (described().await == DeliveryStatus::Flowing).then_some(())
+    })
+    .await;
+    reading.abort();
+}

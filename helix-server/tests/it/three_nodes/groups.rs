@@ -1,13 +1,16 @@
 //! Consumer groups on three nodes: the coordinator fails, and readers are anywhere.
 
 use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
 
 use helix_client::GroupEvent;
-use helix_proto::log::v1::{CommitFallback, ErrorReason, GetOffsetsRequest};
+use helix_proto::log::v1::{
+    CommitFallback, DescribeGroupRequest, ErrorReason, GetOffsetsRequest, HeartbeatRequest,
+};
 
 use crate::groups::{TestMember, fetch_from_group, groups, offsets};
 use crate::support::{TestServer, detail, reason, soon};
-use crate::trio::{Trio, is_redirect, until};
+use crate::trio::{NODES, Trio, is_redirect, until};
 
 /// Returns the node that coordinates the group; the others name it.
 async fn coordinator(trio: &Trio) -> u64 {
@@ -157,5 +160,35 @@ async fn steady_member_reads_on_while_the_coordinator_fails() {
     let committed = offsets(trio.node(second)).await;
     assert!(committed.iter().all(|it| it.lag == 0) && committed.len() == 4, "{committed:?}");
     soon(consumer.close()).await.unwrap();
+    trio.stop_all().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn waiting_heartbeat_ends_with_the_leadership() {
+    let mut trio = Trio::durable().await;
+    let seconds = |seconds| Some(prost_types::Duration { seconds, nanos: 0 });
+    let mut member = TestMember::new("a", &["default"]);
+    member.request.session_timeout = seconds(600);
+    until_owns(&trio, &mut member, 4).await;
+    let first = coordinator(&trio).await;
+    // It would wait for a minute.
+    let request = HeartbeatRequest { max_wait: seconds(60), ..member.request.clone() };
+    let mut node = groups(trio.node(first));
+    let sent_at = Instant::now();
+    let waiting = tokio::spawn(async move { node.heartbeat(request).await });
+    let shard_id = until("the coordinator has heard it", async || {
+        let group = "readers".to_owned();
+        let request = DescribeGroupRequest { group, include_history: false };
+        let described = groups(trio.node(first)).describe_group(request).await.unwrap();
+        let described = described.into_inner();
+        let since = described.members[0].since_heartbeat.unwrap();
+        (Duration::try_from(since).unwrap() < sent_at.elapsed()).then_some(described.shard_id)
+    })
+    .await;
+    assert!(!waiting.is_finished());
+    let other = NODES.into_iter().find(|node| *node != first).unwrap();
+    trio.transfer(shard_id, other).await;
+    let ended = soon(waiting).await.unwrap().unwrap_err();
+    assert!(is_redirect(&ended), "{ended:?}");
     trio.stop_all().await;
 }

@@ -12,7 +12,7 @@ use helix_proto::log::v1::{
     ReadLimits, ReadSource, StartPosition, SubscribeRequest, SubscribeResponse,
 };
 use rand::RngExt;
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, timeout, timeout_at};
 use tonic::Streaming;
 
 use super::{Member, MemberSlot, RESPONSE_TIMEOUT, Reading, call, to_proto};
@@ -150,20 +150,42 @@ impl MemberSlot {
     /// Receives and drops what a subscription has sent meanwhile.
     pub(super) async fn drain(&self, member: &Member, stream: &mut Streaming<SubscribeResponse>) {
         for _ in 0..DRAINED_MAX {
-            match timeout(DRAIN_TIMEOUT, stream.message()).await {
-                Ok(Ok(Some(_))) => {}
-                Ok(Err(status)) => {
-                    let error = Error::from_status(&status);
-                    self.note(member, &format!("subscription ended: {error}"));
-                    if error.is(ErrorReason::PartitionNotOwned)
-                        || error.is(ErrorReason::UnknownMember)
-                    {
-                        self.context.marks.hit(CoverageMark::GroupReaderEnded);
-                    }
-                    return;
-                }
-                Ok(Ok(None)) | Err(_) => return,
+            let until = Instant::now() + DRAIN_TIMEOUT;
+            if !self.drain_one(member, stream, until).await {
+                return;
             }
+        }
+    }
+
+    /// Receives and drops what a subscription sends until then, or until it ends.
+    pub(super) async fn drain_until(
+        &self,
+        member: &Member,
+        stream: &mut Streaming<SubscribeResponse>,
+        until: Instant,
+    ) {
+        while self.drain_one(member, stream, until).await {}
+    }
+
+    /// Drops one message. Returns whether there may be another one.
+    async fn drain_one(
+        &self,
+        member: &Member,
+        stream: &mut Streaming<SubscribeResponse>,
+        until: Instant,
+    ) -> bool {
+        match timeout_at(until, stream.message()).await {
+            Ok(Ok(Some(_))) => true,
+            Ok(Err(status)) => {
+                let error = Error::from_status(&status);
+                self.note(member, &format!("subscription ended: {error}"));
+                if error.is(ErrorReason::PartitionNotOwned) || error.is(ErrorReason::UnknownMember)
+                {
+                    self.context.marks.hit(CoverageMark::GroupReaderEnded);
+                }
+                false
+            }
+            Ok(Ok(None)) | Err(_) => false,
         }
     }
 

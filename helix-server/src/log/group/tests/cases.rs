@@ -29,7 +29,7 @@ fn partition_moves_only_after_its_owner_released_it() {
     assert_eq!((granted.assigned, granted.is_settled), (vec![moved], true));
     let refused = log.commit("a", told.epoch, moved, 8);
     assert!(matches!(refused, Err(GroupRefusal::NotOwned { .. })), "{refused:?}");
-    assert_eq!(log.group().offset(moved).unwrap().offset, Some(7));
+    assert_eq!(log.group().offset(moved).unwrap().offset(), Some(7));
     assert!(log.group().is_stable());
     assert!(!log.assign(&topics), "a stable group is quiet");
 }
@@ -75,7 +75,7 @@ fn commits_are_fenced_by_owner_and_epoch() {
     log.apply(GroupChange::RemoveMembers { members: vec!["a".to_owned(), "b".to_owned()] })
         .unwrap();
     log.apply(standalone).unwrap();
-    assert_eq!(log.group().offset(key(1, 0)).unwrap().offset, Some(4));
+    assert_eq!(log.group().offset(key(1, 0)).unwrap().offset(), Some(4));
     log.restart().unwrap();
 }
 
@@ -114,8 +114,8 @@ fn delayed_heartbeat_after_a_takeover_releases_nothing() {
     let join = MemberReport { spec: named("a1"), ..MemberReport::default() };
     log.heartbeat(&join).unwrap();
     log.assign(&topics);
-    let moved = *log.group().member("a1").unwrap().target.first().unwrap();
-    let kept = *log.group().member("c").unwrap().target.first().unwrap();
+    let moved = *log.group().member("a1").unwrap().target.iter().next().unwrap();
+    let kept = *log.group().member("c").unwrap().target.iter().next().unwrap();
     let join = MemberReport { spec: named("a2"), take_over: true, ..MemberReport::default() };
     log.join("b", &["t1"]);
     let taken = log.heartbeat(&join).unwrap();
@@ -164,7 +164,7 @@ fn update_that_races_with_a_removal_adds_no_member() {
     log.join("a", &["t1"]);
     let refused = log.apply(update);
     assert!(matches!(refused, Err(GroupRefusal::UnknownMember { .. })), "{refused:?}");
-    assert_eq!(log.group().member("a").unwrap().spec.topics, ["t1"]);
+    assert_eq!(log.group().member("a").unwrap().topics[..], ["t1"]);
 }
 
 #[test]
@@ -174,7 +174,7 @@ fn topic_beyond_the_limit_is_truncated() {
     let max = u32::try_from(PARTITIONS_PER_GROUP_MAX).unwrap();
     let topics = [topic(1, max + 5), topic(2, 3)];
     assert!(log.assign(&topics));
-    assert_eq!(log.group().owners.len(), PARTITIONS_PER_GROUP_MAX);
+    assert_eq!(log.group().owners().len(), PARTITIONS_PER_GROUP_MAX);
     assert!(!log.assign(&topics), "the same topics need no assignment");
     assert!(log.assign(&[topic(1, max - 2), topic(2, 3)]));
     assert_eq!(log.group().assigned_topics().values().copied().collect::<Vec<_>>(), [max - 2, 2]);
@@ -220,7 +220,7 @@ fn seek_is_refused_with_members_and_can_be_taken_back() {
     log.apply(seek(Some(10), true)).unwrap();
     assert_eq!(log.group().offset(at).unwrap().before_last_seek(), Some(Some(3)));
     log.apply(seek(None, true)).unwrap();
-    assert_eq!(log.group().offset(at).unwrap().offset, None);
+    assert_eq!(log.group().offset(at).unwrap().offset(), None);
     log.restart().unwrap();
     log.join("a", &["t1"]);
     let refused = log.apply(seek(Some(1), false));
@@ -239,7 +239,7 @@ fn history_is_bounded_and_joins_commits_of_one_member() {
         at_us: offset,
     };
     (1..=20).for_each(|offset| log.apply(commit(offset)).unwrap());
-    let history = &log.group().offset(at).unwrap().history;
+    let history: Vec<_> = log.group().offset(at).unwrap().history().collect();
     assert_eq!(history.len(), 1);
     assert_eq!((history[0].from, history[0].to), (None, Some(20)));
     assert_eq!((history[0].since_us, history[0].until_us), (1, 20));
@@ -248,7 +248,7 @@ fn history_is_bounded_and_joins_commits_of_one_member() {
         let topics = offsets(&[(at, Some(round))]);
         log.apply(GroupChange::Seek { origin, topics, at_us: 0 }).unwrap();
     }
-    let history = &log.group().offset(at).unwrap().history;
+    let history: Vec<_> = log.group().offset(at).unwrap().history().collect();
     assert_eq!(history.len(), OFFSET_HISTORY_MAX);
     assert_eq!(history[0].since_us, 20, "times never decrease");
 }
@@ -267,12 +267,12 @@ fn dropped_topic_is_remembered_by_name_until_the_next_commit() {
     };
     log.apply(commit(1)).unwrap();
     log.apply(GroupChange::ForgetTopics { topic_ids: vec![1, 7] }).unwrap();
-    assert_eq!(log.group().offsets().len(), 0);
+    assert_eq!((log.group().offset_count(), log.group().offsets().count()), (0, 0));
     assert_eq!(log.group().dropped_topic("orders"), Some(1));
     log.restart().unwrap();
     log.apply(commit(2)).unwrap();
     assert_eq!(log.group().dropped_topic("orders"), None);
-    assert_eq!(log.group().offset(key(2, 0)).unwrap().offset, Some(9));
+    assert_eq!(log.group().offset(key(2, 0)).unwrap().offset(), Some(9));
 }
 
 #[test]
@@ -346,24 +346,105 @@ fn checkpoint_of_groups_is_stable() {
     assert!(table.restore(record).is_err(), "a duplicate group is refused");
 }
 
-#[test]
-fn history_of_an_offset_takes_no_more_memory_than_its_events() {
+/// Returns a group with commits of one member in the partitions of a topic.
+fn group_with_offsets(partitions: u32) -> Log {
     let mut log = Log::new();
     let view = log.join("a", &["t1"]);
-    log.assign(&[topic(1, 1)]);
+    log.assign(&[topic(1, partitions)]);
     let epoch = log.report("a", view.epoch, &[]).epoch;
-    for offset in 1..=20 {
-        log.commit("a", epoch, key(1, 0), offset).unwrap();
+    for round in 1..=20 {
+        for number in 0..partitions {
+            log.commit("a", epoch, key(1, number), round).unwrap();
+        }
     }
-    log.restart().unwrap();
-    let row = log.group().offset(key(1, 0)).unwrap();
-    assert_eq!((row.history.len(), row.history.capacity()), (1, 1));
+    log
+}
+
+#[test]
+fn offset_takes_the_documented_memory() {
+    let mut log = group_with_offsets(12);
+    for _ in 0..2 {
+        let rows = log.group().offsets.of_topic(1);
+        let bytes: usize = rows.iter().map(CommittedRow::memory).sum();
+        assert_eq!((rows.len(), bytes), (12, 12 * 64), "one event is part of the row");
+        log.restart().unwrap();
+    }
     log.apply(GroupChange::RemoveMembers { members: vec!["a".to_owned()] }).unwrap();
     for offset in 1..=20 {
         let origin = SeekOrigin { by: String::new(), is_undo: false };
         let topics = offsets(&[(key(1, 0), Some(offset))]);
         log.apply(GroupChange::Seek { origin, topics, at_us: log.index }).unwrap();
     }
-    let row = log.group().offset(key(1, 0)).unwrap();
-    assert_eq!((row.history.len(), row.history.capacity()), (8, 8));
+    for _ in 0..2 {
+        let row = log.group().offset(key(1, 0)).unwrap();
+        assert_eq!((row.history().count(), row.memory()), (8, 64 + 40 + 7 * 48));
+        log.restart().unwrap();
+    }
+}
+
+#[test]
+fn member_takes_the_documented_memory() {
+    let mut log = Log::new();
+    let ids = ["a", "b", "c"];
+    for id in ids {
+        log.join(id, &["t1", "t2"]);
+    }
+    log.assign(&[topic(1, 30)]);
+    for _ in 0..2 {
+        let group = log.group();
+        assert!(size_of::<ConsumerGroup>() <= 300, "{}", size_of::<ConsumerGroup>());
+        assert!(size_of::<(Arc<str>, GroupMember)>() <= 136);
+        let topics = &group.member("a").unwrap().topics;
+        for id in ids {
+            let member = group.member(id).unwrap();
+            assert!(Arc::ptr_eq(&member.topics, topics), "members share a subscription");
+            assert_eq!((member.owned.len(), member.owned.capacity()), (10, 10));
+        }
+        log.restart().unwrap();
+    }
+}
+
+#[test]
+fn offsets_are_stored_in_any_order_and_keep_metadata() {
+    let mut log = Log::new();
+    let update = |number, offset, metadata: &str| OffsetUpdate {
+        number,
+        offset: Some(offset),
+        metadata: metadata.to_owned(),
+    };
+    let commit = |offsets| GroupChange::Commit {
+        member: None,
+        topics: vec![TopicOffsets { topic_id: 1, name: "t1".to_owned(), offsets }],
+        at_us: 1,
+    };
+    log.apply(commit(vec![update(5, 1, ""), update(3, 2, "x"), update(5, 3, "y")])).unwrap();
+    log.apply(commit(vec![update(4, 4, ""), update(3, 5, ""), update(0, 6, "")])).unwrap();
+    let rows: Vec<_> = log.group().offsets().collect();
+    let rows: Vec<_> =
+        rows.iter().map(|(key, row)| (key.number, row.offset(), row.metadata())).collect();
+    assert_eq!(
+        rows,
+        [(0, Some(6), ""), (3, Some(5), ""), (4, Some(4), ""), (5, Some(3), "y")],
+        "the later one of two updates counts"
+    );
+    let row = log.group().offset(key(1, 3)).unwrap();
+    assert_eq!(row.memory(), 64, "removed metadata takes nothing");
+    log.restart().unwrap();
+    assert_eq!(log.group().offset_count(), 4);
+}
+
+#[test]
+fn checkpoint_whose_history_does_not_lead_to_its_offset_is_refused() {
+    use prost::Message;
+    let log = group_with_offsets(1);
+    let bytes = log.state.groups().records().remove(0).encode_to_vec();
+    // The offset of the row, which its only event ends at.
+    let at = bytes.windows(2).position(|it| it == [24, 20]).unwrap();
+    let mut wrong = bytes.clone();
+    wrong[at + 1] = 21;
+    let restored = |bytes: &[u8]| {
+        GroupTable::default().restore(crate::log::group::GroupRecord::decode(bytes).unwrap())
+    };
+    assert_eq!(restored(&bytes), Ok(()));
+    assert!(restored(&wrong).unwrap_err().contains("does not lead to its offset"));
 }

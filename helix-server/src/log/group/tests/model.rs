@@ -149,19 +149,19 @@ impl SimpleGroup {
         );
         let mut rows: BTreeMap<PartitionKey, SimpleRow> = BTreeMap::new();
         for (id, member) in group.members() {
-            for (partition, since) in &member.owned {
+            for (partition, since) in member.owned.iter() {
                 let row = rows.entry(*partition).or_default();
                 assert_eq!(row.owner.replace((id.to_string(), *since)), None, "two owners");
                 assert_eq!(group.owner(*partition), Some(id));
             }
-            for partition in &member.target {
+            for partition in member.target.iter() {
                 let row = rows.entry(*partition).or_default();
                 assert_eq!(row.target.replace(id.to_string()), None, "two targets");
             }
         }
-        assert_eq!(group.owners.len(), rows.values().filter(|row| row.owner.is_some()).count());
+        assert_eq!(group.owners().len(), rows.values().filter(|row| row.owner.is_some()).count());
         for (partition, row) in group.offsets() {
-            rows.entry(partition).or_default().offset = row.offset;
+            rows.entry(partition).or_default().offset = row.offset();
         }
         let mine = self.rows.iter().filter(|(_, row)| **row != SimpleRow::default());
         assert!(mine.map(|(it, row)| (*it, row.clone())).eq(rows));
@@ -240,7 +240,7 @@ impl Simulation {
         let report = MemberReport {
             spec,
             epoch: client.epoch,
-            owned: client.reading.clone(),
+            owned: client.reading.iter().copied().collect(),
             take_over: client.epoch == 0 && client.takes_over,
         };
         let answer = self.heartbeat(&report);

@@ -1,0 +1,371 @@
+//! Committed offsets of a group, and the history of each.
+//!
+//! # Memory
+//! A row has 64 bytes: number, kind and flags (8), offset, previous offset and two times (32), the
+//! name of the committer, which its rows share (16), and a pointer (8). A vector of rows has an
+//! eighth to spare at most, so an offset takes 72 bytes. Only a row with metadata or with earlier
+//! events has a block of its own: 40 bytes, the metadata, and 48 bytes for each event. A topic
+//! takes 48 bytes and its name.
+
+use std::sync::Arc;
+
+use super::sorted::{self, SortedMap};
+use super::{OFFSET_HISTORY_MAX, OffsetUpdate, PartitionKey};
+
+/// Rows of all topics of a group.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(super) struct OffsetTable {
+    topics: SortedMap<u64, TopicRows>,
+    /// Rows of all topics.
+    len: usize,
+}
+
+/// Rows of one topic.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct TopicRows {
+    name: Arc<str>,
+    /// Sorted by their numbers.
+    rows: Vec<CommittedRow>,
+}
+
+/// Committed offset of a partition, and its last changes.
+///
+/// The last event is stored in the fields of the row: it ends at the current offset and at the time
+/// of the last change. Each event begins where the one before it ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CommittedRow {
+    number: u32,
+    kind: OffsetEventKind,
+    has_offset: bool,
+    had_offset: bool,
+    offset: u64,
+    from: u64,
+    since_us: u64,
+    changed_us: u64,
+    by: CommittedBy,
+    more: Option<Box<RowExtra>>,
+}
+
+/// Text of the member or seek that changed an offset; `None` is the empty one.
+pub(super) type CommittedBy = Option<Arc<str>>;
+
+/// Parts that most rows do not have.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+struct RowExtra {
+    metadata: Box<str>,
+    /// Events before the last one, oldest first.
+    earlier: Vec<EarlierEvent>,
+}
+
+/// An event that is not the last one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct EarlierEvent {
+    kind: OffsetEventKind,
+    had_offset: bool,
+    from: u64,
+    since_us: u64,
+    until_us: u64,
+    by: CommittedBy,
+}
+
+/// A change of a committed offset. Commits of one member in a row are one event.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OffsetEvent<'a> {
+    pub kind: OffsetEventKind,
+    /// The member that committed, or the text of the seek.
+    pub by: &'a str,
+    pub from: Option<u64>,
+    pub to: Option<u64>,
+    pub since_us: u64,
+    pub until_us: u64,
+}
+
+/// Kind of an [`OffsetEvent`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OffsetEventKind {
+    Commit,
+    Seek,
+    Undo,
+}
+
+/// Origin of a change of offsets.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct RowChange<'a> {
+    pub(super) kind: OffsetEventKind,
+    pub(super) by: &'a CommittedBy,
+    pub(super) at_us: u64,
+}
+
+/// Returns the stored form of a text.
+pub(super) fn committed_by(by: &str) -> CommittedBy {
+    (!by.is_empty()).then(|| by.into())
+}
+
+impl OffsetTable {
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (PartitionKey, &CommittedRow)> {
+        self.topics.iter().flat_map(|(topic_id, topic)| {
+            let topic_id = *topic_id;
+            topic.rows.iter().map(move |row| (PartitionKey { topic_id, number: row.number }, row))
+        })
+    }
+
+    /// Rows of one topic, in the order of their numbers.
+    pub(super) fn of_topic(&self, topic_id: u64) -> &[CommittedRow] {
+        self.topics.get(&topic_id).map_or(&[][..], |topic| topic.rows.as_slice())
+    }
+
+    pub(super) fn get(&self, partition: PartitionKey) -> Option<&CommittedRow> {
+        let rows = self.of_topic(partition.topic_id);
+        let index = rows.binary_search_by_key(&partition.number, |row| row.number).ok()?;
+        rows.get(index)
+    }
+
+    pub(super) fn names(&self) -> impl Iterator<Item = (u64, &Arc<str>)> {
+        self.topics.iter().map(|(topic_id, topic)| (*topic_id, &topic.name))
+    }
+
+    /// Names a topic, unless it has a name.
+    pub(super) fn name(&mut self, topic_id: u64, name: &str) {
+        self.topics
+            .get_or_insert_with(topic_id, || TopicRows { name: name.into(), rows: Vec::new() });
+    }
+
+    /// Stores offsets of a topic that has a name.
+    pub(super) fn store(&mut self, topic_id: u64, updates: &[OffsetUpdate], change: RowChange<'_>) {
+        let Some(topic) = self.topics.get_mut(&topic_id) else { return };
+        let rows = &mut topic.rows;
+        let mut sorted: Vec<&OffsetUpdate> = updates.iter().collect();
+        sorted.sort_by_key(|update| update.number);
+        let mut new: Vec<CommittedRow> = Vec::new();
+        for update in sorted {
+            let is_repeated = new.last().is_some_and(|row| row.number == update.number);
+            let found = rows.binary_search_by_key(&update.number, |row| row.number);
+            let row = match found {
+                Ok(index) => rows.get_mut(index),
+                Err(_) if is_repeated => new.last_mut(),
+                Err(_) => None,
+            };
+            match row {
+                Some(row) => {
+                    row.record(change, update.offset);
+                    row.set_metadata(&update.metadata);
+                }
+                None => {
+                    let mut row = CommittedRow::new(update.number, change, update.offset);
+                    row.set_metadata(&update.metadata);
+                    new.push(row);
+                }
+            }
+        }
+        if new.is_empty() {
+            return;
+        }
+        self.len += new.len();
+        sorted::reserve(rows, new.len());
+        rows.extend(new);
+        // The sort finds two runs and merges them.
+        rows.sort_by_key(|row| row.number);
+    }
+
+    /// Adds a row of a checkpoint. Returns what is wrong with it, if anything.
+    pub(super) fn restore(&mut self, topic_id: u64, row: CommittedRow) -> Result<(), &'static str> {
+        let topic = self.topics.get_mut(&topic_id).ok_or("a topic has no name")?;
+        match topic.rows.binary_search_by_key(&row.number, |known| known.number) {
+            Ok(_) => Err("duplicate offset"),
+            Err(index) => {
+                sorted::reserve(&mut topic.rows, 1);
+                topic.rows.insert(index, row);
+                self.len += 1;
+                Ok(())
+            }
+        }
+    }
+
+    /// Makes capacity for the rows of a checkpoint.
+    pub(super) fn reserve(&mut self, topic_id: u64, count: usize) {
+        if let Some(topic) = self.topics.get_mut(&topic_id) {
+            topic.rows.reserve_exact(count);
+        }
+    }
+
+    /// Removes a topic. Returns its name, and whether it had an offset.
+    pub(super) fn remove(&mut self, topic_id: u64) -> Option<(Arc<str>, bool)> {
+        let TopicRows { name, rows } = self.topics.remove(&topic_id)?;
+        self.len -= rows.len();
+        Some((name, rows.iter().any(|row| row.has_offset)))
+    }
+}
+
+impl CommittedRow {
+    fn new(number: u32, change: RowChange<'_>, offset: Option<u64>) -> Self {
+        let RowChange { kind, by, at_us } = change;
+        Self {
+            number,
+            kind,
+            has_offset: offset.is_some(),
+            had_offset: false,
+            offset: offset.unwrap_or_default(),
+            from: 0,
+            since_us: at_us,
+            changed_us: at_us,
+            by: by.clone(),
+            more: None,
+        }
+    }
+
+    /// Restores a row from its parts in a checkpoint; `events` are oldest first. Returns what is
+    /// wrong with them, if anything.
+    pub(super) fn from_parts(
+        number: u32,
+        offset: Option<u64>,
+        changed_us: u64,
+        metadata: &str,
+        mut events: Vec<(OffsetEvent<'_>, CommittedBy)>,
+    ) -> Result<Self, &'static str> {
+        if events.len() > OFFSET_HISTORY_MAX {
+            return Err("a history is too long");
+        }
+        let follow = events.windows(2).all(|pair| pair[0].0.to == pair[1].0.from);
+        let Some((last, by)) = events.pop() else { return Err("an offset has no history") };
+        if !follow || last.to != offset || last.until_us != changed_us {
+            return Err("a history does not lead to its offset");
+        }
+        let OffsetEvent { kind, from, since_us, .. } = last;
+        // Not collected: that would reuse the larger block of `events`.
+        let mut earlier = Vec::with_capacity(events.len());
+        earlier.extend(events.into_iter().map(|(event, by)| EarlierEvent {
+            kind: event.kind,
+            had_offset: event.from.is_some(),
+            from: event.from.unwrap_or_default(),
+            since_us: event.since_us,
+            until_us: event.until_us,
+            by,
+        }));
+        let mut row = Self {
+            number,
+            kind,
+            has_offset: offset.is_some(),
+            had_offset: from.is_some(),
+            offset: offset.unwrap_or_default(),
+            from: from.unwrap_or_default(),
+            since_us,
+            changed_us,
+            by,
+            more: None,
+        };
+        if !earlier.is_empty() {
+            row.more = Some(Box::new(RowExtra { earlier, ..RowExtra::default() }));
+        }
+        row.set_metadata(metadata);
+        Ok(row)
+    }
+
+    /// Returns the next offset to read; `None` if an undo has removed it.
+    pub fn offset(&self) -> Option<u64> {
+        self.has_offset.then_some(self.offset)
+    }
+
+    pub fn metadata(&self) -> &str {
+        self.more.as_ref().map_or("", |more| &*more.metadata)
+    }
+
+    /// Returns the time of the last change, in µs since the Unix epoch.
+    pub fn changed_us(&self) -> u64 {
+        self.changed_us
+    }
+
+    fn earlier(&self) -> &[EarlierEvent] {
+        self.more.as_ref().map_or(&[][..], |more| more.earlier.as_slice())
+    }
+
+    fn from(&self) -> Option<u64> {
+        self.had_offset.then_some(self.from)
+    }
+
+    /// Returns the last changes, oldest first.
+    pub fn history(&self) -> impl DoubleEndedIterator<Item = OffsetEvent<'_>> {
+        let earlier = self.earlier();
+        let ends = earlier.iter().skip(1).map(EarlierEvent::from).chain([self.from()]);
+        let ends: Vec<Option<u64>> = ends.collect();
+        let events = earlier.iter().zip(ends).map(|(event, to)| OffsetEvent {
+            kind: event.kind,
+            by: event.by.as_deref().unwrap_or_default(),
+            from: event.from(),
+            to,
+            since_us: event.since_us,
+            until_us: event.until_us,
+        });
+        events.chain([OffsetEvent {
+            kind: self.kind,
+            by: self.by.as_deref().unwrap_or_default(),
+            from: self.from(),
+            to: self.offset(),
+            since_us: self.since_us,
+            until_us: self.changed_us,
+        }])
+    }
+
+    /// Returns the offset before the last seek or undo; `None` if none is remembered.
+    pub fn before_last_seek(&self) -> Option<Option<u64>> {
+        let is_seek = |event: &OffsetEvent<'_>| event.kind != OffsetEventKind::Commit;
+        self.history().rev().find(is_seek).map(|event| event.from)
+    }
+
+    fn record(&mut self, change: RowChange<'_>, to: Option<u64>) {
+        let RowChange { kind, by, at_us } = change;
+        // Proposers' clocks may differ; history is in order.
+        let at_us = at_us.max(self.changed_us);
+        let continues = kind == OffsetEventKind::Commit && self.kind == kind && self.by == *by;
+        if !continues {
+            let last = EarlierEvent {
+                kind: self.kind,
+                had_offset: self.had_offset,
+                from: self.from,
+                since_us: self.since_us,
+                until_us: self.changed_us,
+                by: std::mem::replace(&mut self.by, by.clone()),
+            };
+            let earlier = &mut self.more.get_or_insert_default().earlier;
+            if earlier.len() + 1 >= OFFSET_HISTORY_MAX {
+                earlier.remove(0);
+            }
+            // Most rows have few events permanently, and a group may have many rows.
+            earlier.reserve_exact(1);
+            earlier.push(last);
+            (self.kind, self.since_us) = (kind, at_us);
+            (self.had_offset, self.from) = (self.has_offset, self.offset);
+        }
+        (self.has_offset, self.offset) = (to.is_some(), to.unwrap_or_default());
+        self.changed_us = at_us;
+    }
+
+    fn set_metadata(&mut self, metadata: &str) {
+        if self.metadata() == metadata {
+            return;
+        }
+        let more = self.more.get_or_insert_default();
+        more.metadata = metadata.into();
+        if more.metadata.is_empty() && more.earlier.is_empty() {
+            self.more = None;
+        }
+    }
+
+    /// Bytes that the row takes beside its text and the names that rows share.
+    #[cfg(test)]
+    pub(super) fn memory(&self) -> usize {
+        let block = |more: &RowExtra| {
+            size_of::<RowExtra>() + more.earlier.capacity() * size_of::<EarlierEvent>()
+        };
+        size_of::<Self>() + self.more.as_deref().map_or(0, block)
+    }
+}
+
+impl EarlierEvent {
+    fn from(&self) -> Option<u64> {
+        self.had_offset.then_some(self.from)
+    }
+}
