@@ -1,97 +1,16 @@
-//! Encodes groups for checkpoints of the shard. Equal groups give equal bytes. Tags are permanent.
+//! Encodes groups for checkpoints of the shard. Equal groups give equal bytes.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use prost::Message;
-
-use super::command_record::{MemberSpecRecord, PartitionKeys};
 use super::{
     CommittedRow, ConsumerGroup, GroupMember, GroupTable, OFFSET_HISTORY_MAX, OffsetEvent,
     OffsetEventKind, PartitionKey,
 };
-
-#[derive(Clone, PartialEq, Message)]
-pub(in crate::log) struct GroupRecord {
-    #[prost(string, tag = "1")]
-    name: String,
-    #[prost(uint64, tag = "2")]
-    epoch: u64,
-    #[prost(uint64, tag = "3")]
-    assignment_epoch: u64,
-    /// In the order of their ids.
-    #[prost(message, repeated, tag = "4")]
-    members: Vec<MemberRecord>,
-    /// Assigned topics and their partition counts: two columns of equal length, in order.
-    #[prost(uint64, repeated, tag = "5")]
-    assigned_topics: Vec<u64>,
-    #[prost(uint32, repeated, tag = "6")]
-    assigned_counts: Vec<u32>,
-    /// In the order of their partitions.
-    #[prost(message, repeated, tag = "7")]
-    offsets: Vec<OffsetRecord>,
-    #[prost(message, repeated, tag = "8")]
-    topic_names: Vec<NamedTopic>,
-    #[prost(message, repeated, tag = "9")]
-    dropped_topics: Vec<NamedTopic>,
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct MemberRecord {
-    #[prost(message, optional, tag = "1")]
-    spec: Option<MemberSpecRecord>,
-    #[prost(uint64, tag = "2")]
-    joined_epoch: u64,
-    #[prost(message, optional, tag = "3")]
-    owned: Option<PartitionKeys>,
-    /// Epochs of `owned`.
-    #[prost(uint64, repeated, tag = "4")]
-    owned_since: Vec<u64>,
-    #[prost(message, optional, tag = "5")]
-    target: Option<PartitionKeys>,
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct OffsetRecord {
-    #[prost(uint64, tag = "1")]
-    topic_id: u64,
-    #[prost(uint32, tag = "2")]
-    number: u32,
-    #[prost(uint64, optional, tag = "3")]
-    offset: Option<u64>,
-    #[prost(string, tag = "4")]
-    metadata: String,
-    #[prost(uint64, tag = "5")]
-    changed_us: u64,
-    /// Oldest first.
-    #[prost(message, repeated, tag = "6")]
-    history: Vec<EventRecord>,
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct EventRecord {
-    /// 1 commit, 2 seek, 3 undo.
-    #[prost(uint32, tag = "1")]
-    kind: u32,
-    #[prost(string, tag = "2")]
-    by: String,
-    #[prost(uint64, optional, tag = "3")]
-    from: Option<u64>,
-    #[prost(uint64, optional, tag = "4")]
-    to: Option<u64>,
-    #[prost(uint64, tag = "5")]
-    since_us: u64,
-    #[prost(uint64, tag = "6")]
-    until_us: u64,
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct NamedTopic {
-    #[prost(uint64, tag = "1")]
-    topic_id: u64,
-    #[prost(string, tag = "2")]
-    name: String,
-}
+use crate::records::{
+    GroupMemberRecord as MemberRecord, GroupRecord, NamedTopic, OffsetEventRecord as EventRecord,
+    OffsetRecord, PartitionKeys,
+};
 
 impl GroupTable {
     /// Returns the groups in the order of their names.

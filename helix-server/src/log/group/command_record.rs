@@ -1,154 +1,17 @@
-//! Encodes commands of groups as protobuf messages. Tags are permanent.
-
-use prost::{Message, Oneof};
+//! Encodes commands of groups as protobuf messages.
 
 use super::command::{
     Assignment, CommittingMember, GroupChange, GroupCommand, MemberSpec, OffsetUpdate, SeekOrigin,
     TopicOffsets,
 };
 use super::{PartitionKey, TOPICS_PER_GROUP_MAX};
-
-#[derive(Clone, PartialEq, Message)]
-pub(in crate::log) struct GroupCommandRecord {
-    #[prost(string, tag = "1")]
-    group: String,
-    #[prost(oneof = "GroupChangeRecord", tags = "2, 3, 4, 5, 6, 7, 8, 9")]
-    change: Option<GroupChangeRecord>,
-}
-
-#[derive(Clone, PartialEq, Oneof)]
-enum GroupChangeRecord {
-    #[prost(message, tag = "2")]
-    PutMember(PutMember),
-    #[prost(message, tag = "3")]
-    RemoveMembers(RemoveMembers),
-    #[prost(message, tag = "4")]
-    Assign(Assign),
-    #[prost(message, tag = "5")]
-    Release(ReleasePartitions),
-    #[prost(message, tag = "6")]
-    Commit(Commit),
-    #[prost(message, tag = "7")]
-    Seek(Seek),
-    #[prost(message, tag = "8")]
-    ForgetTopics(ForgetTopics),
-    #[prost(bool, tag = "9")]
-    Delete(bool),
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct PutMember {
-    #[prost(message, optional, tag = "1")]
-    member: Option<MemberSpecRecord>,
-    #[prost(bool, tag = "2")]
-    take_over: bool,
-    /// 0 joins.
-    #[prost(uint64, tag = "3")]
-    joined_epoch: u64,
-}
-
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct MemberSpecRecord {
-    #[prost(string, tag = "1")]
-    member_id: String,
-    #[prost(string, tag = "2")]
-    static_name: String,
-    #[prost(string, tag = "3")]
-    client_name: String,
-    #[prost(uint32, tag = "4")]
-    session_timeout_ms: u32,
-    #[prost(string, repeated, tag = "5")]
-    topics: Vec<String>,
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct RemoveMembers {
-    #[prost(string, repeated, tag = "1")]
-    members: Vec<String>,
-}
-
-/// Topics as two columns of equal length.
-#[derive(Clone, PartialEq, Message)]
-struct Assign {
-    #[prost(uint64, tag = "1")]
-    group_epoch: u64,
-    #[prost(uint64, repeated, tag = "2")]
-    topic_ids: Vec<u64>,
-    #[prost(uint32, repeated, tag = "3")]
-    partition_counts: Vec<u32>,
-    #[prost(uint32, repeated, tag = "4")]
-    owners: Vec<u32>,
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct ReleasePartitions {
-    #[prost(string, tag = "1")]
-    member_id: String,
-    #[prost(uint64, tag = "2")]
-    epoch: u64,
-    #[prost(message, optional, tag = "3")]
-    partitions: Option<PartitionKeys>,
-}
-
-/// Partitions as two columns of equal length.
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct PartitionKeys {
-    #[prost(uint64, repeated, tag = "1")]
-    topic_ids: Vec<u64>,
-    #[prost(uint32, repeated, tag = "2")]
-    numbers: Vec<u32>,
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct Commit {
-    /// Empty without a member.
-    #[prost(string, tag = "1")]
-    member_id: String,
-    #[prost(uint64, tag = "2")]
-    epoch: u64,
-    #[prost(message, repeated, tag = "3")]
-    topics: Vec<TopicOffsetsRecord>,
-    #[prost(uint64, tag = "4")]
-    at_us: u64,
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct Seek {
-    #[prost(string, tag = "1")]
-    by: String,
-    #[prost(bool, tag = "2")]
-    is_undo: bool,
-    #[prost(message, repeated, tag = "3")]
-    topics: Vec<TopicOffsetsRecord>,
-    #[prost(uint64, tag = "4")]
-    at_us: u64,
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct TopicOffsetsRecord {
-    #[prost(uint64, tag = "1")]
-    topic_id: u64,
-    #[prost(string, tag = "2")]
-    name: String,
-    #[prost(message, repeated, tag = "3")]
-    offsets: Vec<OffsetUpdateRecord>,
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct OffsetUpdateRecord {
-    #[prost(uint32, tag = "1")]
-    number: u32,
-    #[prost(uint64, optional, tag = "2")]
-    offset: Option<u64>,
-    #[prost(string, tag = "3")]
-    metadata: String,
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct ForgetTopics {
-    #[prost(uint64, repeated, tag = "1")]
-    topic_ids: Vec<u64>,
-}
+use crate::records::group_command_record::{
+    Assign, Change as Record, Commit, ForgetTopics, PutMember, ReleasePartitions, RemoveMembers,
+    Seek,
+};
+use crate::records::{
+    GroupCommandRecord, MemberSpecRecord, OffsetUpdateRecord, PartitionKeys, TopicOffsetsRecord,
+};
 
 impl From<MemberSpec> for MemberSpecRecord {
     fn from(spec: MemberSpec) -> Self {
@@ -208,7 +71,6 @@ fn into_topics(records: Vec<TopicOffsetsRecord>) -> Vec<TopicOffsets> {
 
 impl From<GroupCommand> for GroupCommandRecord {
     fn from(command: GroupCommand) -> Self {
-        use GroupChangeRecord as Record;
         let change = match command.change {
             GroupChange::PutMember { member, take_over, joined_epoch } => {
                 let member = Some(member.into());
@@ -243,11 +105,12 @@ impl From<GroupCommand> for GroupCommandRecord {
     }
 }
 
-impl GroupCommandRecord {
-    /// Returns the command, or what is wrong with it.
-    pub(in crate::log) fn into_command(self) -> Result<GroupCommand, &'static str> {
-        use GroupChangeRecord as Record;
-        let change = match self.change.ok_or("the change of the group is unknown")? {
+impl TryFrom<GroupCommandRecord> for GroupCommand {
+    /// Names the part of the command that is wrong.
+    type Error = &'static str;
+
+    fn try_from(record: GroupCommandRecord) -> Result<Self, &'static str> {
+        let change = match record.change.ok_or("the change of the group is unknown")? {
             Record::PutMember(it) => GroupChange::PutMember {
                 member: it.member.ok_or("the member is missing")?.into(),
                 take_over: it.take_over,
@@ -289,6 +152,6 @@ impl GroupCommandRecord {
             Record::Delete(true) => GroupChange::Delete,
             Record::Delete(false) => return Err("the change of the group is unknown"),
         };
-        Ok(GroupCommand { group: self.group, change })
+        Ok(Self { group: record.group, change })
     }
 }

@@ -19,12 +19,10 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 pub use assignor::{MatchedTopic, is_pattern, pattern_matches};
-pub(super) use checkpoint::GroupRecord;
 pub use command::{
     Assignment, CommittingMember, GroupChange, GroupCommand, MemberSpec, OffsetUpdate, SeekOrigin,
     TopicOffsets,
 };
-pub(super) use command_record::GroupCommandRecord;
 pub use report::{MemberReport, MemberView, ReportStep};
 
 /// Bounds that apply enforces. Another value needs a new protocol version.

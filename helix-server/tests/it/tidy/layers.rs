@@ -26,7 +26,7 @@ const LAYERS: [&str; 13] = [
 /// Each module of helix-server, and the layers that it may import.
 ///
 /// Modules that are no layer may be imported by all of them.
-const MAY_IMPORT: [(&str, &[&str]); 28] = [
+const MAY_IMPORT: [(&str, &[&str]); 29] = [
     ("daemon", &["server", "config", "raft"]),
     ("server", &["config", "transport", "api", "admin", "node", "cluster", "log"]),
     ("config", &["cluster", "log"]),
@@ -54,6 +54,7 @@ const MAY_IMPORT: [(&str, &[&str]); 28] = [
     ("protocol", &[]),
     ("quote", &[]),
     ("random", &[]),
+    ("records", &[]),
     ("signals", &[]),
     ("stderr", &[]),
     ("sync", &[]),
