@@ -29,6 +29,7 @@ pub use flags::{ConfigAction, Flags, ResolvedConfig, SettingOrigin};
 pub use settings::{Setting, SettingKind, settings};
 pub use tls::{ClientCertificates, TlsUse};
 pub use token_file::SecretFile;
+pub(crate) use values::log_filter;
 use values::{
     parse_address, parse_admin_addr, parse_bytes, parse_duration, parse_log_level, parse_peer,
     parse_topic,
