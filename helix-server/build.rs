@@ -10,13 +10,14 @@ use std::{error, fs};
 
 /// Messages and their `oneof`s that are compared with `Eq`, which the generator leaves out where a
 /// field repeats a message.
-const EQ: [&str; 6] = [
+const EQ: [&str; 7] = [
     "AccessCommandRecord.command",
     "AccessRecord",
     "CreateToken",
     "PrincipalRules",
     "MemberAddresses",
     "ReplicaStatusReport",
+    "TopicOffsets",
 ];
 
 fn main() -> Result<(), Box<dyn error::Error>> {

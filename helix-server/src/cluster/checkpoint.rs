@@ -6,12 +6,12 @@ use std::sync::Arc;
 use bytes::Bytes;
 use prost::Message;
 
-use super::state::{ClusterLimits, ClusterState, GROUP_SLOTS, NamedProducer, RegisteredNode};
+use super::state::{ClusterLimits, ClusterState, GROUP_SLOTS, NamedProducer};
 use crate::log::{CheckpointError, TopicInfo, has_no_unknown_fields};
 use crate::protocol;
 use crate::records::{
     ClusterStateRecord as StateRecord, MembersRecord, NamedProducerRecord as NamedRecord,
-    NodeRecord, TopicRecord,
+    TopicRecord,
 };
 
 /// Format 3 added the slots of consumer groups, format 4 access control. A state without them is
@@ -72,12 +72,6 @@ impl TopicRecord {
 
 impl ClusterState {
     pub fn encode(&self) -> Bytes {
-        let nodes = self.nodes.values().map(|node| NodeRecord {
-            node_id: node.node_id,
-            endpoint: node.endpoint.clone(),
-            version: node.version.clone(),
-            peer_addr: node.peer_addr.clone(),
-        });
         let topics = self.topics.values().map(|topic| TopicRecord::from(&**topic));
         let named = self.named.iter().map(|(name, producer)| NamedRecord {
             name: name.to_string(),
@@ -98,7 +92,7 @@ impl ClusterState {
             next_topic_id: self.next_topic_id,
             next_partition_id: self.next_partition_id,
             next_producer_id: self.next_producer_id,
-            nodes: nodes.collect(),
+            nodes: self.nodes.values().cloned().collect(),
             topics: topics.collect(),
             named: named.collect(),
             shards: self.shards.iter().copied().collect(),
@@ -144,9 +138,7 @@ impl ClusterState {
         if let Some(access) = record.access {
             state.access = Arc::new(access.into_state()?);
         }
-        for NodeRecord { node_id, endpoint, version, peer_addr } in record.nodes {
-            state.nodes.insert(node_id, RegisteredNode { node_id, endpoint, version, peer_addr });
-        }
+        state.nodes = record.nodes.into_iter().map(|node| (node.node_id, node)).collect();
         if let Some(members) = record.members {
             state.members = members.into_members()?;
         }

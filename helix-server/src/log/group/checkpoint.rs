@@ -50,7 +50,7 @@ fn group_record(name: &str, group: &ConsumerGroup) -> GroupRecord {
 
 fn member_record(member: &GroupMember) -> MemberRecord {
     MemberRecord {
-        spec: Some(member.spec.clone().into()),
+        spec: Some(member.spec.clone()),
         joined_epoch: member.joined_epoch,
         owned: Some(PartitionKeys::new(member.owned.keys().copied())),
         owned_since: member.owned.values().copied().collect(),
@@ -120,7 +120,7 @@ fn into_group(record: GroupRecord) -> Result<ConsumerGroup, &'static str> {
 }
 
 fn restore_member(group: &mut ConsumerGroup, record: MemberRecord) -> Result<(), &'static str> {
-    let spec: super::MemberSpec = record.spec.ok_or("a member has no settings")?.into();
+    let spec = record.spec.ok_or("a member has no settings")?;
     let id: Arc<str> = spec.member_id.as_str().into();
     let lengths = "columns of partitions differ in length";
     let owned = record.owned.unwrap_or_default().into_keys().ok_or(lengths)?;

@@ -1,32 +1,12 @@
 //! Encodes commands of groups as protobuf messages.
 
-use super::command::{
-    Assignment, CommittingMember, GroupChange, GroupCommand, MemberSpec, OffsetUpdate, SeekOrigin,
-    TopicOffsets,
-};
+use super::command::{Assignment, CommittingMember, GroupChange, GroupCommand, SeekOrigin};
 use super::{PartitionKey, TOPICS_PER_GROUP_MAX};
 use crate::records::group_command_record::{
     Assign, Change as Record, Commit, ForgetTopics, PutMember, ReleasePartitions, RemoveMembers,
     Seek,
 };
-use crate::records::{
-    GroupCommandRecord, MemberSpecRecord, OffsetUpdateRecord, PartitionKeys, TopicOffsetsRecord,
-};
-
-impl From<MemberSpec> for MemberSpecRecord {
-    fn from(spec: MemberSpec) -> Self {
-        let MemberSpec { member_id, static_name, client_name, session_timeout_ms, topics } = spec;
-        Self { member_id, static_name, client_name, session_timeout_ms, topics }
-    }
-}
-
-impl From<MemberSpecRecord> for MemberSpec {
-    fn from(record: MemberSpecRecord) -> Self {
-        let MemberSpecRecord { member_id, static_name, client_name, session_timeout_ms, topics } =
-            record;
-        Self { member_id, static_name, client_name, session_timeout_ms, topics }
-    }
-}
+use crate::records::{GroupCommandRecord, PartitionKeys};
 
 impl PartitionKeys {
     pub(super) fn new(partitions: impl IntoIterator<Item = PartitionKey>) -> Self {
@@ -43,37 +23,11 @@ impl PartitionKeys {
     }
 }
 
-fn topics_record(topics: Vec<TopicOffsets>) -> Vec<TopicOffsetsRecord> {
-    let offset = |update: OffsetUpdate| {
-        let OffsetUpdate { number, offset, metadata } = update;
-        OffsetUpdateRecord { number, offset, metadata }
-    };
-    let topic = |topic: TopicOffsets| TopicOffsetsRecord {
-        topic_id: topic.topic_id,
-        name: topic.name,
-        offsets: topic.offsets.into_iter().map(offset).collect(),
-    };
-    topics.into_iter().map(topic).collect()
-}
-
-fn into_topics(records: Vec<TopicOffsetsRecord>) -> Vec<TopicOffsets> {
-    let offset = |record: OffsetUpdateRecord| {
-        let OffsetUpdateRecord { number, offset, metadata } = record;
-        OffsetUpdate { number, offset, metadata }
-    };
-    let topic = |record: TopicOffsetsRecord| TopicOffsets {
-        topic_id: record.topic_id,
-        name: record.name,
-        offsets: record.offsets.into_iter().map(offset).collect(),
-    };
-    records.into_iter().map(topic).collect()
-}
-
 impl From<GroupCommand> for GroupCommandRecord {
     fn from(command: GroupCommand) -> Self {
         let change = match command.change {
             GroupChange::PutMember { member, take_over, joined_epoch } => {
-                let member = Some(member.into());
+                let member = Some(member);
                 Record::PutMember(PutMember { member, take_over, joined_epoch })
             }
             GroupChange::RemoveMembers { members } => {
@@ -90,11 +44,10 @@ impl From<GroupCommand> for GroupCommandRecord {
             GroupChange::Commit { member, topics, at_us } => {
                 let (member_id, epoch) =
                     member.map_or_else(Default::default, |it| (it.member_id, it.epoch));
-                let topics = topics_record(topics);
                 Record::Commit(Commit { member_id, epoch, topics, at_us })
             }
             GroupChange::Seek { origin: SeekOrigin { by, is_undo }, topics, at_us } => {
-                Record::Seek(Seek { by, is_undo, topics: topics_record(topics), at_us })
+                Record::Seek(Seek { by, is_undo, topics, at_us })
             }
             GroupChange::ForgetTopics { topic_ids } => {
                 Record::ForgetTopics(ForgetTopics { topic_ids })
@@ -112,7 +65,7 @@ impl TryFrom<GroupCommandRecord> for GroupCommand {
     fn try_from(record: GroupCommandRecord) -> Result<Self, &'static str> {
         let change = match record.change.ok_or("the change of the group is unknown")? {
             Record::PutMember(it) => GroupChange::PutMember {
-                member: it.member.ok_or("the member is missing")?.into(),
+                member: it.member.ok_or("the member is missing")?,
                 take_over: it.take_over,
                 joined_epoch: it.joined_epoch,
             },
@@ -141,11 +94,11 @@ impl TryFrom<GroupCommandRecord> for GroupCommand {
                 }
                 let member =
                     (!member_id.is_empty()).then_some(CommittingMember { member_id, epoch });
-                GroupChange::Commit { member, topics: into_topics(it.topics), at_us: it.at_us }
+                GroupChange::Commit { member, topics: it.topics, at_us: it.at_us }
             }
             Record::Seek(it) => GroupChange::Seek {
                 origin: SeekOrigin { by: it.by, is_undo: it.is_undo },
-                topics: into_topics(it.topics),
+                topics: it.topics,
                 at_us: it.at_us,
             },
             Record::ForgetTopics(it) => GroupChange::ForgetTopics { topic_ids: it.topic_ids },
