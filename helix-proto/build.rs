@@ -11,11 +11,13 @@ use prost::Message;
 
 fn main() -> Result<(), Box<dyn error::Error>> {
     let root = Path::new("proto");
-    println!("cargo:rerun-if-changed={}", root.display());
-
     let mut compiler = protox::Compiler::new([root])?;
     compiler.include_imports(true).include_source_info(true);
-    compiler.open_files(proto_files(&root.join("helix"))?)?;
+    // The server generates the records of `helix/internal`, which only it uses.
+    for directory in ["helix/log", "helix/raft"].map(|directory| root.join(directory)) {
+        println!("cargo:rerun-if-changed={}", directory.display());
+        compiler.open_files(proto_files(&directory)?)?;
+    }
     let mut descriptors = compiler.file_descriptor_set();
 
     tonic_prost_build::configure()

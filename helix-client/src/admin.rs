@@ -368,3 +368,21 @@ fn is_reachable(hint: &LeaderHint) -> bool {
 fn required<T>(field: Option<T>) -> Result<T> {
     field.ok_or_else(|| Error::client(Code::Internal, "the response lacks its content"))
 }
+
+/// Returns the rows of all pages. `page` gets a token, first the empty one, and returns its rows
+/// with the token of the next page, which is empty at the end.
+async fn all_pages<T, F>(page: impl Fn(String) -> F) -> Result<Vec<T>>
+where
+    F: Future<Output = Result<(Vec<T>, String)>>,
+{
+    let (mut rows, mut token) = (Vec::new(), String::new());
+    loop {
+        let (more, next) = page(token.clone()).await?;
+        rows.extend(more);
+        // A service that repeats a token would never end.
+        if next.is_empty() || next == token {
+            return Ok(rows);
+        }
+        token = next;
+    }
+}

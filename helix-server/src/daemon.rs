@@ -8,11 +8,15 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use tokio::runtime;
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::{LevelFilter, Targets};
+use tracing_subscriber::fmt;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::audit;
 use crate::config::{
     ConfigAction, ConfigError, ContainerLimits, Flags, LogFormat, ResolvedConfig, ServerConfig,
+    log_filter,
 };
 use crate::file_limit;
 use crate::raft;
@@ -124,20 +128,21 @@ fn start_log(config: &ServerConfig) {
     // misbehaving client. The audit log has its own level, which only its own directive lowers.
     let filter =
         format!("h2=error,{}=info,{},{}", audit::TARGET, raft::LOG_FILTER, config.log_level);
-    let filter = EnvFilter::new(filter);
+    let filter =
+        log_filter(&filter).unwrap_or_else(|| Targets::new().with_default(LevelFilter::INFO));
     // See https://no-color.org.
     let is_plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
-    let log = tracing_subscriber::fmt()
+    let lines = fmt::layer()
         .with_writer(stderr::LogWriter)
         // It would use `eprintln!`, which panics.
         .log_internal_errors(false)
-        .with_ansi(std::io::stderr().is_terminal() && !is_plain)
-        .with_env_filter(filter);
+        .with_ansi(std::io::stderr().is_terminal() && !is_plain);
+    let log = tracing_subscriber::registry();
     let format = config.log_format;
     // Fails if the process already has a subscriber, which is fine.
     let _ = match format {
-        LogFormat::Text => log.try_init(),
-        LogFormat::Json => log.json().try_init(),
+        LogFormat::Text => log.with(lines).with(filter).try_init(),
+        LogFormat::Json => log.with(lines.json()).with(filter).try_init(),
     };
     // The default hook writes to standard error itself and may block there.
     std::panic::set_hook(Box::new(move |panic| {

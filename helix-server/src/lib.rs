@@ -93,6 +93,7 @@ mod process;
 pub mod protocol;
 mod quote;
 pub mod random;
+mod records;
 pub mod signals;
 mod stderr;
 mod sync;

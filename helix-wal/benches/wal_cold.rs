@@ -3,88 +3,31 @@
 
 #![allow(clippy::unwrap_used, clippy::disallowed_methods)]
 
+mod support;
+
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
+use helix_wal::Options;
 use helix_wal::storage::DirStorage;
-use helix_wal::{Entry, LogId, Options, Payload, Placement, ReadMode, Wal};
-use rustix::fs::{Advice, fadvise};
+use support::{BenchLog, FETCH_BYTES, evict, payload_bytes, read_cached_first};
 
 const ENTRY_BYTES: usize = 100 << 10;
 const STREAMS: u64 = 4;
-/// Size of a consumer fetch or a follower request.
-const FETCH_BYTES: usize = 1 << 20;
 /// Entries per append of the concurrent writer.
 const GROUP_ENTRIES: u64 = 10;
 /// Entries that the concurrent writer keeps.
 const KEPT_ENTRIES: u64 = 1000;
 
-type Results = (Sender<()>, Receiver<()>);
 /// Reads from a position. Returns the bytes read and the next position.
 type Read<'a> = dyn Fn(u64) -> (usize, u64) + 'a;
 
-struct Log {
-    wal: Wal,
-    payload: Payload,
-    next: u64,
-    done: Results,
-}
-
-impl Log {
-    fn open(path: &Path) -> Self {
-        let storage = Arc::new(DirStorage::open(path).unwrap());
-        let (wal, writer, keeper, _) = Wal::open(storage, Options::default()).unwrap();
-        writer.spawn().unwrap();
-        keeper.spawn().unwrap();
-        let bytes: Bytes = (0..ENTRY_BYTES).map(|i| (i * 131 + i / 257) as u8).collect();
-        let payload = Payload { crc: crc32fast::hash(&bytes), crc_seed: 0, bytes };
-        Self { wal, payload, next: 0, done: channel() }
-    }
-
-    /// Appends entries of interleaved streams and waits for them.
-    fn append(&mut self, count: u64, streams: u64) {
-        let entry = |index: u64| Entry {
-            id: LogId { term: 1, index },
-            stream: 1 + index % streams,
-            head: Bytes::from_static(&[7; 48]),
-            payload: self.payload.clone(),
-        };
-        let entries = (self.next..self.next + count).map(entry).collect();
-        let done = self.done.0.clone();
-        let on_durable = move |result: Result<(), helix_wal::Error>| {
-            result.unwrap();
-            done.send(()).unwrap();
-        };
-        self.wal.append(entries, Box::new(on_durable));
-        self.done.1.recv().unwrap();
-        for index in self.next..self.next + count {
-            let stream = 1 + index % streams;
-            let placement = Placement { stream, first: index / streams, count: 1, time: index };
-            self.wal.place(index, Some(placement)).unwrap();
-        }
-        self.next += count;
-    }
-
-    fn trim(&self) {
-        let at = LogId { term: 1, index: self.next - 1 };
-        self.wal.checkpoint(at, Bytes::from_static(b"state")).unwrap();
-        self.wal.purge(at, Box::new(|result| result.unwrap()));
-        self.wal.trim(1, self.next.saturating_sub(KEPT_ENTRIES));
-    }
-}
-
-/// Evicts a directory's files from the page cache.
-fn evict(directory: &Path) {
-    for file in std::fs::read_dir(directory).unwrap() {
-        let file = std::fs::File::open(file.unwrap().path()).unwrap();
-        fadvise(&file, 0, None, Advice::DontNeed).unwrap();
-    }
+fn open(path: &Path, streams: u64) -> BenchLog {
+    BenchLog::open(DirStorage::open(path).unwrap(), Options::default(), ENTRY_BYTES, streams)
 }
 
 /// A reader that reads the log repeatedly and evicts it before every pass.
@@ -123,15 +66,16 @@ struct ConcurrentWriter {
 }
 
 impl ConcurrentWriter {
-    fn start(mut log: Log) -> Self {
+    fn start(mut log: BenchLog) -> Self {
         let (stop, bytes) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
         let (stopped, written) = (Arc::clone(&stop), Arc::clone(&bytes));
         let thread = thread::spawn(move || {
             while !stopped.load(Ordering::Relaxed) {
-                log.append(GROUP_ENTRIES, 1);
+                log.append(GROUP_ENTRIES);
                 written.fetch_add(GROUP_ENTRIES * ENTRY_BYTES as u64, Ordering::Relaxed);
                 if log.next.is_multiple_of(640) {
-                    log.trim();
+                    log.purge();
+                    log.wal.trim(0, log.next.saturating_sub(KEPT_ENTRIES));
                 }
             }
             log.wal.close();
@@ -155,18 +99,13 @@ impl Drop for ConcurrentWriter {
     }
 }
 
-/// Tries a cached read first, as the server does.
-fn read_cached_first<T>(read: impl Fn(ReadMode) -> Option<T>) -> T {
-    read(ReadMode::CachedOnly).or_else(|| read(ReadMode::Blocking)).unwrap()
-}
-
 fn cold(c: &mut Criterion) {
     let temporary = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let directory = temporary.path().join("log");
     let mib = std::env::var("HELIX_COLD_MIB").map_or(2048, |mib| mib.parse::<u64>().unwrap());
-    let mut log = Log::open(&directory);
-    while log.next * (ENTRY_BYTES as u64) < mib << 20 {
-        log.append(GROUP_ENTRIES * STREAMS, STREAMS);
+    let mut log = open(&directory, STREAMS);
+    while log.bytes() < mib << 20 {
+        log.append(GROUP_ENTRIES * STREAMS);
     }
     let (wal, end) = (log.wal.clone(), log.next);
     // Excludes the tail, which is in memory.
@@ -177,15 +116,14 @@ fn cold(c: &mut Criterion) {
     };
     let by_stream = |at: u64| {
         let got = read_cached_first(|read_mode| {
-            wal.read_stream(1, at / STREAMS, end, FETCH_BYTES, read_mode).unwrap()
+            wal.read_stream(0, at / STREAMS, end, FETCH_BYTES, read_mode).unwrap()
         });
-        let bytes = got.iter().map(|entry| entry.payload.bytes.len()).sum();
-        (bytes, at + got.len() as u64 * STREAMS)
+        (payload_bytes(&got), at + got.len() as u64 * STREAMS)
     };
     let writer = Mutex::new(None);
     for beside in [false, true] {
         if beside {
-            let log = Log::open(&temporary.path().join("beside"));
+            let log = open(&temporary.path().join("beside"), 1);
             let log = writer.lock().unwrap().insert(ConcurrentWriter::start(log)).rate(|| {
                 thread::sleep(Duration::from_secs(4));
             });

@@ -7,113 +7,58 @@
 
 #![allow(clippy::unwrap_used, clippy::disallowed_methods)]
 
+mod support;
+
 use std::path::Path;
-use std::sync::Arc;
-use std::sync::mpsc::channel;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
+use helix_wal::Options;
 use helix_wal::storage::DirStorage;
-use helix_wal::{Entry, LogId, Options, Payload, Placement, ReadMode, Wal};
-use rustix::fs::{Advice, fadvise};
+use support::{BenchLog, FETCH_BYTES, evict, payload_bytes, read_cached_first};
 
 const MIB: u64 = 1 << 20;
-const FETCH_BYTES: usize = 1 << 20;
 /// Entries per append.
 const GROUP: u64 = 64;
 
-struct Log {
-    wal: Wal,
-    payload: Payload,
-    streams: u64,
-    next: u64,
-    appends: Vec<Duration>,
+fn open(path: &Path, entry_bytes: usize, streams: u64, options: Options) -> BenchLog {
+    BenchLog::open(DirStorage::open(path).unwrap(), options, entry_bytes, streams)
 }
 
-impl Log {
-    fn open(path: &Path, entry_bytes: usize, streams: u64, options: Options) -> Self {
-        let storage = Arc::new(DirStorage::open(path).unwrap());
-        let (wal, writer, keeper, _) = Wal::open(storage, options).unwrap();
-        writer.spawn().unwrap();
-        keeper.spawn().unwrap();
-        let bytes: Bytes = (0..entry_bytes).map(|i| (i * 131 + i / 257) as u8).collect();
-        let payload = Payload { crc: crc32fast::hash(&bytes), crc_seed: 0, bytes };
-        Self { wal, payload, streams, next: 0, appends: Vec::new() }
-    }
-
-    /// Appends entries of interleaved streams and waits for them.
-    fn append(&mut self) {
-        let entry = |index: u64| Entry {
-            id: LogId { term: 1, index },
-            stream: index % self.streams,
-            head: Bytes::from_static(&[7; 48]),
-            payload: self.payload.clone(),
-        };
-        let entries = (self.next..self.next + GROUP).map(entry).collect();
-        let (durable, done) = channel();
-        let start = Instant::now();
-        self.wal.append(entries, Box::new(move |result| durable.send(result).unwrap()));
-        done.recv().unwrap().unwrap();
-        self.appends.push(start.elapsed());
-        for index in self.next..self.next + GROUP {
-            let (stream, first) = (index % self.streams, index / self.streams);
-            let placement = Placement { stream, first, count: 1, time: index };
-            self.wal.place(index, Some(placement)).unwrap();
+/// Waits until compaction has been idle for two seconds.
+fn wait_for_compaction(log: &BenchLog) {
+    let (mut last, mut since) = (u64::MAX, Instant::now());
+    while since.elapsed() < Duration::from_secs(2) {
+        thread::sleep(Duration::from_millis(50));
+        let rewritten = log.wal.stats().rewritten_bytes;
+        if rewritten != last {
+            (last, since) = (rewritten, Instant::now());
         }
-        self.next += GROUP;
-    }
-
-    fn bytes(&self) -> u64 {
-        self.next * self.payload.bytes.len() as u64
-    }
-
-    fn purge(&self) {
-        let at = LogId { term: 1, index: self.next - 1 };
-        self.wal.checkpoint(at, Bytes::from_static(b"state")).unwrap();
-        self.wal.purge(at, Box::new(|result| result.unwrap()));
-    }
-
-    /// Waits until compaction has been idle for two seconds.
-    fn wait_for_compaction(&self) {
-        let (mut last, mut since) = (u64::MAX, Instant::now());
-        while since.elapsed() < Duration::from_secs(2) {
-            thread::sleep(Duration::from_millis(50));
-            let rewritten = self.wal.stats().rewritten_bytes;
-            if rewritten != last {
-                (last, since) = (rewritten, Instant::now());
-            }
-        }
-    }
-
-    fn percentile(&mut self, percent: usize) -> Duration {
-        self.appends.sort_unstable();
-        self.appends[(self.appends.len() - 1) * percent / 100]
     }
 }
 
-/// Evicts a directory's files from the page cache.
-fn evict(directory: &Path) {
-    for file in std::fs::read_dir(directory).unwrap() {
-        let file = std::fs::File::open(file.unwrap().path()).unwrap();
-        fadvise(&file, 0, None, Advice::DontNeed).unwrap();
-    }
+fn percentile(sorted: &[Duration], percent: usize) -> Duration {
+    sorted[(sorted.len() - 1) * percent / 100]
 }
 
 /// Reads the first `count` entries of each stream uncached. Returns MB/s.
-fn read_cold(log: &Log, directory: &Path, streams: impl Iterator<Item = u64>, count: u64) -> f64 {
+fn read_cold(
+    log: &BenchLog,
+    directory: &Path,
+    streams: impl Iterator<Item = u64>,
+    count: u64,
+) -> f64 {
     let (mut bytes, mut spent) = (0, Duration::ZERO);
     for stream in streams {
         evict(directory);
         let start = Instant::now();
         let mut position = 0;
         while position < count {
-            let read = |read_mode| {
+            let got = read_cached_first(|read_mode| {
                 log.wal.read_stream(stream, position, count, FETCH_BYTES, read_mode).unwrap()
-            };
-            let got = read(ReadMode::CachedOnly).or_else(|| read(ReadMode::Blocking)).unwrap();
+            });
             position += got.len() as u64;
-            bytes += got.iter().map(|entry| entry.payload.bytes.len()).sum::<usize>();
+            bytes += payload_bytes(&got);
         }
         spent += start.elapsed();
     }
@@ -123,13 +68,13 @@ fn read_cold(log: &Log, directory: &Path, streams: impl Iterator<Item = u64>, co
 /// Ten streams; the retention doubles with every second stream.
 fn ten_retentions(directory: &Path, mib: u64, rate: u64) {
     let options = Options { compaction_bytes_per_second: rate, ..Options::default() };
-    let mut log = Log::open(directory, 16 << 10, 10, options);
+    let mut log = open(directory, 16 << 10, 10, options);
     let per_stream = mib * MIB / 10 / (16 << 10);
     let start = Instant::now();
     // Three times the size, so that most streams are trimmed repeatedly.
-    let mut purged = 0;
+    let (mut purged, mut appends) = (0, Vec::new());
     while log.bytes() < 3 * mib * MIB {
-        log.append();
+        appends.push(log.append(GROUP));
         if log.bytes() - purged >= 64 * MIB {
             purged = log.bytes();
             log.purge();
@@ -141,9 +86,10 @@ fn ten_retentions(directory: &Path, mib: u64, rate: u64) {
     }
     let took = start.elapsed();
     let during = log.wal.stats();
-    log.wait_for_compaction();
+    wait_for_compaction(&log);
     let stats = log.wal.stats();
-    let (p50, p99) = (log.percentile(50), log.percentile(99));
+    appends.sort_unstable();
+    let (p50, p99) = (percentile(&appends, 50), percentile(&appends, 99));
     let mb = |bytes: u64| bytes / 1_000_000;
     println!(
         "ten retentions, at most {} MB/s: wrote {} MB at {:.0} MB/s, append p50 {p50:.2?} p99 \
@@ -166,9 +112,9 @@ fn ten_retentions(directory: &Path, mib: u64, rate: u64) {
 fn one_of_a_thousand(directory: &Path, mib: u64, entry_bytes: usize) {
     const STREAMS: u64 = 1000;
     let alone = directory.join("alone");
-    let mut log = Log::open(&alone, entry_bytes, 1, Options::default());
+    let mut log = open(&alone, entry_bytes, 1, Options::default());
     while log.bytes() < 512 * MIB {
-        log.append();
+        log.append(GROUP);
     }
     let sequential = read_cold(&log, &alone, [0].into_iter(), log.next - 4096);
     log.wal.close();
@@ -177,9 +123,9 @@ fn one_of_a_thousand(directory: &Path, mib: u64, entry_bytes: usize) {
 
     let scattered = directory.join("scattered");
     let options = Options { compaction_bytes_per_second: 0, ..Options::default() };
-    let mut log = Log::open(&scattered, entry_bytes, STREAMS, options);
+    let mut log = open(&scattered, entry_bytes, STREAMS, options);
     while log.bytes() < mib * MIB {
-        log.append();
+        log.append(GROUP);
     }
     log.purge();
     // Compaction gathers eight segments; the newest ones wait.
@@ -189,9 +135,9 @@ fn one_of_a_thousand(directory: &Path, mib: u64, entry_bytes: usize) {
     log.wal.close();
     drop(log);
     let options = Options { compaction_bytes_per_second: u64::MAX, ..Options::default() };
-    let log = Log::open(&scattered, entry_bytes, STREAMS, options);
+    let log = open(&scattered, entry_bytes, STREAMS, options);
     let start = Instant::now();
-    log.wait_for_compaction();
+    wait_for_compaction(&log);
     let (took, stats) = (start.elapsed(), log.wal.stats());
     let after = read_cold(&log, &scattered, some(), count);
     println!(

@@ -2,20 +2,19 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod support;
+
 use std::hint::black_box;
 use std::io;
 use std::sync::Arc;
-use std::sync::mpsc::channel;
 
-use bytes::Bytes;
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use helix_wal::storage::{DirStorage, File, Storage};
-use helix_wal::{Entry, LogId, Options, Payload, Placement, ReadMode, Wal};
+use helix_wal::{Options, ReadMode, Wal};
+use support::{BenchLog, FETCH_BYTES, payload_bytes};
 
 const ENTRY_BYTES: usize = 100 << 10;
 const ENTRIES: u64 = 1000;
-/// Size of a consumer fetch.
-const FETCH_BYTES: usize = 1 << 20;
 
 /// A directory whose reads always go to the device.
 #[derive(Debug)]
@@ -82,33 +81,20 @@ impl File for UncachedFile {
 }
 
 /// Builds a log of one stream with one position per entry.
-fn filled(storage: Arc<dyn Storage>, tail_bytes: usize) -> Wal {
+fn filled(storage: impl Storage + 'static, tail_bytes: usize) -> Wal {
     let options = Options { tail_bytes, ..Options::default() };
-    let (wal, writer, keeper, _) = Wal::open(storage, options).unwrap();
-    writer.spawn().unwrap();
-    keeper.spawn().unwrap();
-    let bytes: Bytes = (0..ENTRY_BYTES).map(|i| (i * 131 + i / 257) as u8).collect();
-    let crc = crc32fast::hash(&bytes);
-    let (sender, done) = channel();
-    for index in 0..ENTRIES {
-        let payload = Payload { bytes: bytes.clone(), crc, crc_seed: 0 };
-        let head = Bytes::from_static(&[7; 48]);
-        let entry = Entry { id: LogId { term: 1, index }, stream: 1, head, payload };
-        let sender = sender.clone();
-        let on_durable = move |result| sender.send(result).unwrap();
-        wal.append(vec![entry], Box::new(on_durable));
-        done.recv().unwrap().unwrap();
-        let placement = Placement { stream: 1, first: index, count: 1, time: index };
-        wal.place(index, Some(placement)).unwrap();
+    let mut log = BenchLog::open(storage, options, ENTRY_BYTES, 1);
+    for _ in 0..ENTRIES {
+        log.append(1);
     }
-    wal
+    log.wal
 }
 
 /// Fetches from `position`, wrapping at the end. Returns the bytes read.
 fn fetch(wal: &Wal, position: &mut u64, read_mode: ReadMode) -> usize {
-    let got = wal.read_stream(1, *position, ENTRIES, FETCH_BYTES, read_mode).unwrap().unwrap();
+    let got = wal.read_stream(0, *position, ENTRIES, FETCH_BYTES, read_mode).unwrap().unwrap();
     *position = got.last().map_or(0, |last| (last.id.index + 1) % ENTRIES);
-    got.iter().map(|entry| entry.payload.bytes.len()).sum()
+    payload_bytes(&got)
 }
 
 fn read(c: &mut Criterion) {
@@ -118,14 +104,14 @@ fn read(c: &mut Criterion) {
     // Ten entries of 100 KiB fit below 1 MiB.
     group.throughput(Throughput::Bytes(10 * ENTRY_BYTES as u64));
 
-    let wal = filled(Arc::new(open("tail")), 1 << 30);
+    let wal = filled(open("tail"), 1 << 30);
     let mut position = 0;
     group.bench_function("tail in memory", |b| {
         b.iter(|| black_box(fetch(&wal, &mut position, ReadMode::CachedOnly)));
     });
     wal.close();
 
-    let wal = filled(Arc::new(open("cached")), 0);
+    let wal = filled(open("cached"), 0);
     let mut position = 0;
     for _ in 0..ENTRIES {
         fetch(&wal, &mut position, ReadMode::Blocking);
@@ -135,7 +121,7 @@ fn read(c: &mut Criterion) {
     });
     wal.close();
 
-    let wal = filled(Arc::new(UncachedStorage(open("cold"))), 0);
+    let wal = filled(UncachedStorage(open("cold")), 0);
     let mut position = 0;
     group.bench_function("device", |b| {
         b.iter(|| black_box(fetch(&wal, &mut position, ReadMode::Blocking)));

@@ -3,71 +3,38 @@
 
 #![allow(clippy::unwrap_used, clippy::disallowed_methods)]
 
+mod support;
+
 use std::hint::black_box;
-use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use helix_wal::storage::{DirStorage, Storage};
-use helix_wal::{Entry, LogId, Options, Payload, Placement, Wal};
+use helix_wal::storage::DirStorage;
+use helix_wal::{Options, Wal};
+use support::BenchLog;
 
 /// Bytes between two checkpoints. Each checkpoint purges and trims everything before it.
 const KEPT_BYTES: u64 = 64 << 20;
 
-/// A log with one stream that is placed, checkpointed and trimmed like a server does.
+/// A log of one stream with retention.
 struct Steady {
-    wal: Wal,
-    payload: Payload,
-    next: u64,
-    since: u64,
-    done: (Sender<()>, Receiver<()>),
+    log: BenchLog,
+    kept_from: u64,
 }
 
 impl Steady {
-    fn new(wal: Wal, bytes: usize) -> Self {
-        let bytes: Bytes = (0..bytes).map(|i| (i * 131 + i / 257) as u8).collect();
-        let payload = Payload { crc: crc32fast::hash(&bytes), crc_seed: 0, bytes };
-        Self { wal, payload, next: 0, since: 0, done: channel() }
+    fn new(log: BenchLog) -> Self {
+        Self { log, kept_from: 0 }
     }
 
     fn append(&mut self) {
-        let id = LogId { term: 1, index: self.next };
-        let head = Bytes::from_static(&[7; 48]);
-        let entry = Entry { id, stream: 1, head, payload: self.payload.clone() };
-        let done = self.done.0.clone();
-        let on_durable = move |result: Result<(), helix_wal::Error>| {
-            result.unwrap();
-            done.send(()).unwrap();
-        };
-        self.wal.append(vec![entry], Box::new(on_durable));
-        self.done.1.recv().unwrap();
-        let placement = Placement { stream: 1, first: self.next, count: 1, time: self.next };
-        self.wal.place(self.next, Some(placement)).unwrap();
-        self.next += 1;
-        self.since += self.payload.bytes.len() as u64;
-        if self.since > KEPT_BYTES {
-            self.checkpoint_and_trim(id);
+        self.log.append(1);
+        if self.log.bytes() - self.kept_from > KEPT_BYTES {
+            self.kept_from = self.log.bytes();
+            self.log.purge();
+            self.log.wal.trim(0, self.log.next);
         }
     }
-
-    fn checkpoint_and_trim(&mut self, at: LogId) {
-        self.since = 0;
-        self.wal.checkpoint(at, Bytes::from_static(&[1; 512])).unwrap();
-        self.wal.purge(at, Box::new(|result| result.unwrap()));
-        self.wal.trim(1, self.next);
-    }
-}
-
-fn durable(directory: &tempfile::TempDir, name: &str, direct: bool) -> Wal {
-    let path = directory.path().join(name);
-    let storage = if direct { DirStorage::open(path) } else { DirStorage::open_buffered(path) };
-    let storage: Arc<dyn Storage> = Arc::new(storage.unwrap());
-    let (wal, writer, keeper, _) = Wal::open(storage, Options::default()).unwrap();
-    writer.spawn().unwrap();
-    keeper.spawn().unwrap();
-    wal
 }
 
 fn time(steady: &mut Steady, rounds: u64) -> Duration {
@@ -84,15 +51,20 @@ fn write(c: &mut Criterion) {
     for bytes in [4 << 10, 100 << 10, 1 << 20] {
         group.throughput(Throughput::Bytes(bytes as u64));
         for (kind, direct) in [("direct", true), ("buffered", false)] {
-            let wal = durable(&directory, &format!("{kind}-{bytes}"), direct);
-            let mut steady = Steady::new(wal.clone(), bytes);
+            let path = directory.path().join(format!("{kind}-{bytes}"));
+            let storage = match direct {
+                true => DirStorage::open(path),
+                false => DirStorage::open_buffered(path),
+            };
+            let log = BenchLog::open(storage.unwrap(), Options::default(), bytes, 1);
+            let mut steady = Steady::new(log);
             // Fills the pool with recycled segments.
             for _ in 0..(4 * KEPT_BYTES) / (bytes as u64).max(100 << 10) {
                 steady.append();
             }
             let id = BenchmarkId::new(kind, format!("{} KiB", bytes >> 10));
             group.bench_function(id, |b| b.iter_custom(|rounds| time(&mut steady, rounds)));
-            wal.close();
+            steady.log.wal.close();
         }
     }
     group.finish();
@@ -102,7 +74,7 @@ fn memory(c: &mut Criterion) {
     let mut group = c.benchmark_group("append in memory");
     for bytes in [1 << 10, 100 << 10] {
         group.throughput(Throughput::Bytes(bytes as u64));
-        let mut steady = Steady::new(Wal::open_memory(Options::default()), bytes);
+        let mut steady = Steady::new(BenchLog::of(Wal::open_memory(Options::default()), bytes, 1));
         let id = BenchmarkId::from_parameter(format!("{} KiB", bytes >> 10));
         group.bench_function(id, |b| b.iter_custom(|rounds| black_box(time(&mut steady, rounds))));
     }

@@ -7,7 +7,7 @@ use helix_proto::log::v1::{
     WhoAmIResponse,
 };
 
-use super::{Admin, required};
+use super::{Admin, all_pages, required};
 use crate::client::CallSpec;
 use crate::error::Result;
 use crate::retry::Repeat;
@@ -72,25 +72,21 @@ impl Admin {
     /// # Errors
     /// The last failure if no node responds within the request timeout.
     pub async fn tokens(&self, principal: Option<&str>) -> Result<Vec<TokenInfo>> {
-        let mut tokens = Vec::new();
-        let mut page_token = String::new();
-        loop {
+        let principal = principal.unwrap_or_default();
+        all_pages(|page_token| async move {
             let call = CallSpec::new("list tokens", Repeat::Read);
             let response = self.client.call_any(call, |node| {
                 let request = ListTokensRequest {
-                    principal: principal.unwrap_or_default().to_owned(),
+                    principal: principal.to_owned(),
                     page_size: PAGE_TOKENS,
                     page_token: page_token.clone(),
                 };
                 async move { node.access().list_tokens(request).await }
             });
             let page = response.await?;
-            tokens.extend(page.tokens);
-            if page.next_page_token.is_empty() {
-                return Ok(tokens);
-            }
-            page_token = page.next_page_token;
-        }
+            Ok((page.tokens, page.next_page_token))
+        })
+        .await
     }
 
     /// Revokes the token with this id.
@@ -163,25 +159,21 @@ impl Admin {
     /// # Errors
     /// The last failure if no node responds within the request timeout.
     pub async fn access(&self, principal: Option<&str>) -> Result<Vec<PrincipalAccess>> {
-        let mut principals = Vec::new();
-        let mut page_token = String::new();
-        loop {
+        let principal = principal.unwrap_or_default();
+        all_pages(|page_token| async move {
             let call = CallSpec::new("list access", Repeat::Read);
             let response = self.client.call_any(call, |node| {
                 let request = ListAccessRequest {
-                    principal: principal.unwrap_or_default().to_owned(),
+                    principal: principal.to_owned(),
                     page_size: PAGE_PRINCIPALS,
                     page_token: page_token.clone(),
                 };
                 async move { node.access().list_access(request).await }
             });
             let page = response.await?;
-            principals.extend(page.principals);
-            if page.next_page_token.is_empty() {
-                return Ok(principals);
-            }
-            page_token = page.next_page_token;
-        }
+            Ok((page.principals, page.next_page_token))
+        })
+        .await
     }
 
     /// Returns whether the rules of a principal allow an operation, and which one does.

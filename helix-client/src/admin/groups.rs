@@ -6,7 +6,7 @@ use helix_proto::log::v1::{
     OffsetAndLag, SeekGroupRequest, SoughtOffset, TopicPartition,
 };
 
-use super::Admin;
+use super::{Admin, all_pages};
 use crate::client::CallSpec;
 use crate::consumer::Position;
 use crate::error::Result;
@@ -36,16 +36,8 @@ impl Admin {
     /// # Errors
     /// The last failure if no node responds within the request timeout.
     pub async fn groups(&self) -> Result<Vec<GroupSummary>> {
-        let mut groups = Vec::new();
-        let mut page_token = String::new();
-        loop {
-            let (page, next) = self.groups_page(PAGE_GROUPS, &page_token).await?;
-            groups.extend(page);
-            if next.is_empty() || next == page_token {
-                return Ok(groups);
-            }
-            page_token = next;
-        }
+        all_pages(|page_token| async move { self.groups_page(PAGE_GROUPS, &page_token).await })
+            .await
     }
 
     /// Returns a page of groups and the token of the next page, which is empty at the end.

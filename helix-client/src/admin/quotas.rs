@@ -2,7 +2,7 @@
 
 use helix_proto::log::v1::{ListQuotasRequest, PrincipalQuota, QuotaUsage, SetQuotaRequest};
 
-use super::Admin;
+use super::{Admin, all_pages};
 use crate::client::CallSpec;
 use crate::error::Result;
 use crate::retry::Repeat;
@@ -32,24 +32,20 @@ impl Admin {
     /// # Errors
     /// The last failure if no node responds within the request timeout.
     pub async fn quotas(&self, principal: Option<&str>) -> Result<Vec<QuotaUsage>> {
-        let mut quotas = Vec::new();
-        let mut page_token = String::new();
-        loop {
+        let principal = principal.unwrap_or_default();
+        all_pages(|page_token| async move {
             let call = CallSpec::new("list quotas", Repeat::Read);
             let response = self.client.call_any(call, |node| {
                 let request = ListQuotasRequest {
-                    principal: principal.unwrap_or_default().to_owned(),
+                    principal: principal.to_owned(),
                     page_size: PAGE_QUOTAS,
                     page_token: page_token.clone(),
                 };
                 async move { node.access().list_quotas(request).await }
             });
             let page = response.await?;
-            quotas.extend(page.quotas);
-            if page.next_page_token.is_empty() {
-                return Ok(quotas);
-            }
-            page_token = page.next_page_token;
-        }
+            Ok((page.quotas, page.next_page_token))
+        })
+        .await
     }
 }

@@ -9,7 +9,7 @@ use helix_proto::log::v1::{
     StartPosition, Topic, TopicConfig, TrimPartitionRequest, UpdateTopicRequest, Watermarks,
 };
 
-use super::{Admin, NewTopic, required};
+use super::{Admin, NewTopic, all_pages, required};
 use crate::client::{CallAttempts, CallSpec};
 use crate::consumer::{NodeGroups, Position};
 use crate::error::Result;
@@ -68,26 +68,20 @@ impl Admin {
     /// # Errors
     /// The last failure if no node responds within the request timeout.
     pub async fn topics(&self, prefix: &str) -> Result<Vec<Topic>> {
-        let mut topics = Vec::new();
-        let mut page_token = String::new();
-        loop {
-            let page = self
-                .client
-                .call_any(CallSpec::new("list topics", Repeat::Read), |node| {
-                    let request = ListTopicsRequest {
-                        prefix: prefix.to_owned(),
-                        page_size: PAGE_TOPICS,
-                        page_token: page_token.clone(),
-                    };
-                    async move { node.topic().list_topics(request).await }
-                })
-                .await?;
-            topics.extend(page.topics);
-            if page.next_page_token.is_empty() || page.next_page_token == page_token {
-                return Ok(topics);
-            }
-            page_token = page.next_page_token;
-        }
+        all_pages(|page_token| async move {
+            let call = CallSpec::new("list topics", Repeat::Read);
+            let response = self.client.call_any(call, |node| {
+                let request = ListTopicsRequest {
+                    prefix: prefix.to_owned(),
+                    page_size: PAGE_TOPICS,
+                    page_token: page_token.clone(),
+                };
+                async move { node.topic().list_topics(request).await }
+            });
+            let page = response.await?;
+            Ok((page.topics, page.next_page_token))
+        })
+        .await
     }
 
     /// Changes the settings named in `fields`, which are field names of `TopicConfig`.

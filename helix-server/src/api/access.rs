@@ -15,6 +15,7 @@ use tonic::{Request, Response, Status};
 
 use super::access_rules::{kind_of, operation_of, requested_rules, wire_rules};
 use super::authorize::{authorize_change, authorize_request};
+use super::page::{cut_page, page_size};
 use super::{call_memory, reserve_response, time};
 use crate::clock::Clock;
 use crate::error::{Error, Result};
@@ -99,10 +100,7 @@ impl AccessHandler {
         };
         let found = access.tokens().filter(is_listed).take(page_size + 1);
         let mut tokens: Vec<TokenInfo> = found.map(|token| token_info(token)).collect();
-        let has_more = tokens.len() > page_size;
-        tokens.truncate(page_size);
-        let last = tokens.last().filter(|_| has_more);
-        let next_page_token = last.map(|token| token.token_id.clone()).unwrap_or_default();
+        let next_page_token = cut_page(&mut tokens, page_size, |token| token.token_id.clone());
         Ok(ListTokensResponse { tokens, next_page_token })
     }
 
@@ -170,10 +168,7 @@ impl AccessHandler {
                 rules: wire_rules(rules),
             })
             .collect();
-        let has_more = principals.len() > page_size;
-        principals.truncate(page_size);
-        let last = principals.last().filter(|_| has_more);
-        let next_page_token = last.map(|it| it.principal.clone()).unwrap_or_default();
+        let next_page_token = cut_page(&mut principals, page_size, |it| it.principal.clone());
         Ok(ListAccessResponse { principals, next_page_token })
     }
 
@@ -191,17 +186,6 @@ impl AccessHandler {
             None => format!("none of {} rules allows it", rules.rules().len()),
         };
         Ok(TestAccessResponse { is_allowed: rule.is_some(), detail })
-    }
-}
-
-pub(super) fn page_size(requested: i32, default: usize, max: usize) -> Result<usize> {
-    match usize::try_from(requested) {
-        Ok(0) => Ok(default),
-        Ok(page_size) => Ok(page_size.min(max)),
-        Err(_) => Err(Error::InvalidArgument {
-            field: "page_size",
-            what: "must not be negative".to_owned(),
-        }),
     }
 }
 

@@ -5,7 +5,8 @@ use helix_proto::log::v1::{
     SetQuotaResponse,
 };
 
-use super::access::{AccessHandler, page_size};
+use super::access::AccessHandler;
+use super::page::{cut_page, page_size};
 use super::reserve_response;
 use crate::error::{Error, Result};
 use crate::limits::{QUOTA_LISTED_BYTES, QUOTAS_PER_PAGE_DEFAULT, QUOTAS_PER_PAGE_MAX};
@@ -44,12 +45,9 @@ impl AccessHandler {
             let is_of = request.principal.is_empty() || limits.principal == request.principal;
             limits.principal > request.page_token && is_of
         };
-        let found = access.quotas().filter(is_listed).take(page_size + 1);
-        let mut quotas: Vec<QuotaUsage> = found.map(|it| usage(self.node(), it)).collect();
-        let has_more = quotas.len() > page_size;
-        quotas.truncate(page_size);
-        let last = quotas.last().filter(|_| has_more).and_then(|it| it.quota.as_ref());
-        let next_page_token = last.map(|quota| quota.principal.clone()).unwrap_or_default();
+        let mut found: Vec<_> = access.quotas().filter(is_listed).take(page_size + 1).collect();
+        let next_page_token = cut_page(&mut found, page_size, |limits| limits.principal.clone());
+        let quotas = found.into_iter().map(|limits| usage(self.node(), limits)).collect();
         Ok(ListQuotasResponse { quotas, next_page_token })
     }
 }

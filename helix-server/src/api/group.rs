@@ -16,6 +16,7 @@ use helix_proto::log::v1::{
 use tonic::{Request, Response, Status};
 
 use super::authorize::{Visibility, authorize_change, authorize_request, authorize_subscription};
+use super::page::{cut_page, page_size};
 use super::status::status_at;
 use super::{call_memory, group_describe, group_offsets, time};
 use crate::clock::Clock;
@@ -235,11 +236,7 @@ impl GroupHandler {
     }
 
     fn list(&self, request: ListGroupsRequest, visible: &Visibility) -> Result<ListGroupsResponse> {
-        let page_size = match usize::try_from(request.page_size) {
-            Ok(0) => GROUPS_PER_PAGE_DEFAULT,
-            Ok(page_size) => page_size.min(GROUPS_PER_PAGE_MAX),
-            Err(_) => return Err(invalid("page_size", "must not be negative")),
-        };
+        let page_size = page_size(request.page_size, GROUPS_PER_PAGE_DEFAULT, GROUPS_PER_PAGE_MAX)?;
         let after = request.page_token.as_str();
         let mut found: BTreeMap<Arc<str>, Arc<Shard>> = BTreeMap::new();
         for shard in self.node.shards() {
@@ -249,9 +246,10 @@ impl GroupHandler {
             });
             found.extend(names.into_iter().map(|name| (name, shard.clone())));
         }
-        let has_more = found.len() > page_size;
+        let mut found: Vec<_> = found.into_iter().collect();
+        let next_page_token = cut_page(&mut found, page_size, |(name, _)| name.to_string());
         let mut groups = Vec::new();
-        for (name, shard) in found.into_iter().take(page_size) {
+        for (name, shard) in found {
             let Some(group) = shard.read_groups(|groups| groups.snapshot(&name)) else {
                 continue;
             };
@@ -270,8 +268,6 @@ impl GroupHandler {
                 state: group_describe::state_of(&group).into(),
             });
         }
-        let last = groups.last().filter(|_| has_more);
-        let next_page_token = last.map(|group| group.group.clone()).unwrap_or_default();
         Ok(ListGroupsResponse { groups, next_page_token })
     }
 

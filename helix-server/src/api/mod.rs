@@ -19,6 +19,7 @@ mod group_offsets;
 mod health;
 mod member_changes;
 mod metadata;
+mod page;
 mod positions;
 mod produce;
 mod read_form;

@@ -15,6 +15,7 @@ use tonic::{Request, Response, Status};
 
 use super::authorize::{Visibility, authorize_change, authorize_request};
 use super::batch::fencing_token;
+use super::page::{cut_page, page_size};
 use super::{call_memory, reserve_response, settings, wire_leader, wire_shard_id, wire_watermarks};
 use crate::cluster::TopicSpec;
 use crate::error::{Error, Result};
@@ -79,26 +80,13 @@ impl TopicHandler {
         request: &ListTopicsRequest,
         call: Option<&CallMemory>,
     ) -> Result<ListTopicsResponse> {
-        let page_size = match usize::try_from(request.page_size) {
-            Ok(0) => TOPICS_PER_PAGE_DEFAULT,
-            Ok(page_size) => page_size.min(TOPICS_PER_PAGE_MAX),
-            Err(_) => {
-                return Err(Error::InvalidArgument {
-                    field: "page_size",
-                    what: "must not be negative".to_owned(),
-                });
-            }
-        };
-        // The token of a page is the last name of the page before it.
+        let page_size = page_size(request.page_size, TOPICS_PER_PAGE_DEFAULT, TOPICS_PER_PAGE_MAX)?;
         let after = Some(request.page_token.as_str()).filter(|after| !after.is_empty());
         let visible = Visibility::of(&self.node, call)?;
         let is_visible = |name: &str| visible.sees_topic(name);
         let mut found = self.node.visible_topics(&request.prefix, after, page_size + 1, is_visible);
         let count = page_len(found.iter().map(|topic| topic.partition_count), page_size);
-        let has_more = found.len() > count;
-        found.truncate(count);
-        let last = found.last().filter(|_| has_more);
-        let next_page_token = last.map(|topic| topic.name.clone()).unwrap_or_default();
+        let next_page_token = cut_page(&mut found, count, |topic| topic.name.clone());
         let bytes = found.iter().map(|topic| described_bytes(topic.partition_count)).sum();
         reserve_response(call, bytes).await?;
         let mut topics = Vec::with_capacity(found.len());

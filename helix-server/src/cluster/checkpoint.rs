@@ -1,18 +1,18 @@
 //! Encoding of the cluster's state in checkpoints and snapshots of shard 0.
-//! Equal states give equal bytes. Tags never change; unknown fields are errors.
+//! Equal states give equal bytes. Unknown fields are errors.
 
 use std::sync::Arc;
 
 use bytes::Bytes;
 use prost::Message;
 
-use super::members_record::MembersRecord;
-use super::state::{ClusterLimits, ClusterState, GROUP_SLOTS, NamedProducer, RegisteredNode};
-use crate::log::{
-    AccessRecord, CheckpointError, PartitionExtent, PartitionSettings, TopicInfo,
-    has_no_unknown_fields,
-};
+use super::state::{ClusterLimits, ClusterState, GROUP_SLOTS, NamedProducer};
+use crate::log::{CheckpointError, TopicInfo, has_no_unknown_fields};
 use crate::protocol;
+use crate::records::{
+    ClusterStateRecord as StateRecord, MembersRecord, NamedProducerRecord as NamedRecord,
+    TopicRecord,
+};
 
 /// Format 3 added the slots of consumer groups, format 4 access control. A state without them is
 /// written in the format before.
@@ -21,91 +21,6 @@ const FORMAT_WITHOUT_SLOTS: u32 = 2;
 const FORMAT_WITHOUT_ACCESS: u32 = 3;
 const FORMAT: u32 = 4;
 const FORMATS: std::ops::RangeInclusive<u32> = 1..=FORMAT;
-
-#[derive(Clone, PartialEq, Message)]
-struct StateRecord {
-    #[prost(uint32, tag = "1")]
-    format: u32,
-    #[prost(uint32, tag = "2")]
-    partitions_per_topic_max: u32,
-    #[prost(uint64, tag = "3")]
-    partitions_max: u64,
-    #[prost(uint32, tag = "4")]
-    named_producers_max: u32,
-    #[prost(uint64, tag = "5")]
-    version: u64,
-    #[prost(uint64, tag = "6")]
-    next_topic_id: u64,
-    #[prost(uint64, tag = "7")]
-    next_partition_id: u64,
-    #[prost(uint64, tag = "8")]
-    next_producer_id: u64,
-    /// Sorted by id.
-    #[prost(message, repeated, tag = "9")]
-    nodes: Vec<NodeRecord>,
-    /// Sorted by id.
-    #[prost(message, repeated, tag = "10")]
-    topics: Vec<TopicRecord>,
-    /// Sorted by name.
-    #[prost(message, repeated, tag = "11")]
-    named: Vec<NamedRecord>,
-    /// Sorted.
-    #[prost(uint64, repeated, tag = "12")]
-    shards: Vec<u64>,
-    #[prost(message, optional, tag = "13")]
-    members: Option<MembersRecord>,
-    /// 0 if it was never raised.
-    #[prost(uint32, tag = "14")]
-    protocol: u32,
-    /// Shard of each slot of consumer groups.
-    #[prost(uint64, repeated, tag = "15")]
-    group_slots: Vec<u64>,
-    /// Tokens and rules; absent before the first one.
-    #[prost(message, optional, tag = "16")]
-    access: Option<AccessRecord>,
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct NodeRecord {
-    #[prost(uint64, tag = "1")]
-    node_id: u64,
-    #[prost(string, tag = "2")]
-    endpoint: String,
-    #[prost(string, tag = "3")]
-    version: String,
-    #[prost(string, tag = "4")]
-    peer_addr: String,
-}
-
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct TopicRecord {
-    #[prost(uint64, tag = "1")]
-    id: u64,
-    #[prost(string, tag = "2")]
-    name: String,
-    #[prost(uint32, tag = "3")]
-    replication_factor: u32,
-    #[prost(message, optional, tag = "4")]
-    settings: Option<PartitionSettings>,
-    #[prost(uint64, tag = "5")]
-    created_at_us: u64,
-    #[prost(uint64, repeated, tag = "6")]
-    shards: Vec<u64>,
-    #[prost(message, repeated, tag = "7")]
-    extents: Vec<PartitionExtent>,
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct NamedRecord {
-    #[prost(string, tag = "1")]
-    name: String,
-    #[prost(uint64, tag = "2")]
-    producer_id: u64,
-    #[prost(uint32, tag = "3")]
-    epoch: u32,
-    #[prost(uint64, tag = "4")]
-    last_used: u64,
-}
 
 impl From<&TopicInfo> for TopicRecord {
     fn from(topic: &TopicInfo) -> Self {
@@ -157,12 +72,6 @@ impl TopicRecord {
 
 impl ClusterState {
     pub fn encode(&self) -> Bytes {
-        let nodes = self.nodes.values().map(|node| NodeRecord {
-            node_id: node.node_id,
-            endpoint: node.endpoint.clone(),
-            version: node.version.clone(),
-            peer_addr: node.peer_addr.clone(),
-        });
         let topics = self.topics.values().map(|topic| TopicRecord::from(&**topic));
         let named = self.named.iter().map(|(name, producer)| NamedRecord {
             name: name.to_string(),
@@ -183,7 +92,7 @@ impl ClusterState {
             next_topic_id: self.next_topic_id,
             next_partition_id: self.next_partition_id,
             next_producer_id: self.next_producer_id,
-            nodes: nodes.collect(),
+            nodes: self.nodes.values().cloned().collect(),
             topics: topics.collect(),
             named: named.collect(),
             shards: self.shards.iter().copied().collect(),
@@ -229,9 +138,7 @@ impl ClusterState {
         if let Some(access) = record.access {
             state.access = Arc::new(access.into_state()?);
         }
-        for NodeRecord { node_id, endpoint, version, peer_addr } in record.nodes {
-            state.nodes.insert(node_id, RegisteredNode { node_id, endpoint, version, peer_addr });
-        }
+        state.nodes = record.nodes.into_iter().map(|node| (node.node_id, node)).collect();
         if let Some(members) = record.members {
             state.members = members.into_members()?;
         }

@@ -4,31 +4,9 @@
 
 use std::collections::BTreeMap;
 
-use prost::Message;
-
 use super::state::ClusterState;
-
-#[derive(Clone, PartialEq, Eq, Message)]
-pub struct MemberAddresses {
-    /// Version of the cluster's state.
-    #[prost(uint64, tag = "1")]
-    version: u64,
-    /// Empty while the members have never been changed.
-    #[prost(message, repeated, tag = "2")]
-    members: Vec<MemberAddress>,
-}
-
-#[derive(Clone, PartialEq, Eq, Message)]
-struct MemberAddress {
-    #[prost(uint64, tag = "1")]
-    node_id: u64,
-    /// The address that an operator's command set.
-    #[prost(string, optional, tag = "2")]
-    commanded: Option<String>,
-    /// The address that the node announced.
-    #[prost(string, optional, tag = "3")]
-    announced: Option<String>,
-}
+use crate::records::MemberAddress;
+pub use crate::records::MemberAddresses;
 
 impl MemberAddress {
     fn of(state: &ClusterState, node_id: u64) -> Self {

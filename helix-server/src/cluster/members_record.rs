@@ -1,65 +1,9 @@
 //! Encoding of the members, in checkpoints and in responses between nodes.
-//! Tags never change; unknown fields are errors.
-
-use prost::Message;
+//! Unknown fields are errors.
 
 use super::members::{Member, Members};
 use crate::log::{ChangeKind, CheckpointError, MemberChange};
-
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct MembersRecord {
-    /// Sorted by node id.
-    #[prost(message, repeated, tag = "1")]
-    members: Vec<MemberRecord>,
-    /// Sorted by node id.
-    #[prost(message, repeated, tag = "2")]
-    generations: Vec<GenerationRecord>,
-    #[prost(message, optional, tag = "3")]
-    change: Option<ChangeRecord>,
-    #[prost(uint64, tag = "4")]
-    abandoned: u64,
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct MemberRecord {
-    #[prost(uint64, tag = "1")]
-    node_id: u64,
-    #[prost(uint32, tag = "2")]
-    generation: u32,
-    #[prost(uint32, optional, tag = "3")]
-    joining: Option<u32>,
-    #[prost(string, tag = "4")]
-    peer_addr: String,
-    #[prost(bool, tag = "5")]
-    draining: bool,
-    #[prost(bool, tag = "6")]
-    leaving: bool,
-}
-
-#[derive(Clone, Copy, PartialEq, Message)]
-struct GenerationRecord {
-    #[prost(uint64, tag = "1")]
-    node_id: u64,
-    #[prost(uint32, tag = "2")]
-    generation: u32,
-}
-
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct ChangeRecord {
-    #[prost(uint64, tag = "1")]
-    id: u64,
-    /// 1: add, 2: remove, 3: replace.
-    #[prost(uint32, tag = "2")]
-    kind: u32,
-    #[prost(uint64, tag = "3")]
-    node_id: u64,
-    #[prost(uint64, tag = "4")]
-    lost_node_id: u64,
-    #[prost(uint64, tag = "5")]
-    version: u64,
-    #[prost(bool, tag = "6")]
-    done: bool,
-}
+use crate::records::{ChangeRecord, GenerationRecord, MemberRecord, MembersRecord};
 
 impl From<&MemberChange> for ChangeRecord {
     fn from(change: &MemberChange) -> Self {

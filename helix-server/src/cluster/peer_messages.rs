@@ -4,13 +4,19 @@
 use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
-use prost::{Message, Oneof};
+use prost::Message;
 
-use super::checkpoint::TopicRecord;
-use super::member_addresses::MemberAddresses;
-use super::members_record::ChangeRecord;
-use super::reconcile::{ProgressRecord, ShardProgress};
+use super::reconcile::ShardProgress;
 use crate::log::{ClusterCommand, ClusterReply, Head};
+pub(super) use crate::records::ReplicaStatusRequest;
+use crate::records::peer_request_record::Kind as PeerRequestKind;
+use crate::records::peer_response_record::{
+    Kind as PeerResponseKind, NamedTopicId, NumberPair, ShardIds, TextPair,
+};
+use crate::records::{
+    ChangeRecord, PeerRequestRecord, PeerResponseRecord, ProgressRecord, TopicRecord,
+};
+pub use crate::records::{EntryRange, ReplicaStatusReport};
 
 /// A request to another node.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -43,180 +49,6 @@ pub(super) enum PeerResponse {
     NotLeader,
     /// The outcome is unknown.
     Unknown(String),
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct PeerRequestRecord {
-    #[prost(oneof = "PeerRequestKind", tags = "1, 2, 3, 4, 5, 6")]
-    kind: Option<PeerRequestKind>,
-}
-
-#[derive(Clone, PartialEq, Oneof)]
-enum PeerRequestKind {
-    /// Encoded entry head.
-    #[prost(bytes = "bytes", tag = "1")]
-    Command(Bytes),
-    #[prost(bool, tag = "2")]
-    Version(bool),
-    #[prost(bool, tag = "3")]
-    Progress(bool),
-    #[prost(bool, tag = "4")]
-    Balance(bool),
-    #[prost(message, tag = "5")]
-    ReplicaStatus(ReplicaStatusRequest),
-    #[prost(uint64, tag = "6")]
-    ShardIndex(u64),
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct PeerResponseRecord {
-    #[prost(
-        oneof = "PeerResponseKind",
-        tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19"
-    )]
-    kind: Option<PeerResponseKind>,
-}
-
-#[derive(Clone, PartialEq, Oneof)]
-enum PeerResponseKind {
-    #[prost(uint64, tag = "1")]
-    Version(u64),
-    #[prost(bool, tag = "2")]
-    NotLeader(bool),
-    #[prost(string, tag = "3")]
-    Unknown(String),
-    #[prost(message, tag = "4")]
-    Topic(TopicRecord),
-    #[prost(message, tag = "5")]
-    ExistsEqual(TopicRecord),
-    /// Name, difference.
-    #[prost(message, tag = "6")]
-    ExistsDifferent(TextPair),
-    #[prost(string, tag = "7")]
-    TopicNotFound(String),
-    /// First id, count.
-    #[prost(message, tag = "8")]
-    ProducerIds(NumberPair),
-    /// Id, epoch.
-    #[prost(message, tag = "9")]
-    Producer(NumberPair),
-    #[prost(bool, tag = "10")]
-    Done(bool),
-    /// Field, what.
-    #[prost(message, tag = "11")]
-    Invalid(TextPair),
-    #[prost(message, tag = "12")]
-    MemberChange(ChangeRecord),
-    #[prost(uint64, tag = "13")]
-    NodeNotFound(u64),
-    #[prost(string, tag = "14")]
-    ChangeInProgress(String),
-    #[prost(string, tag = "15")]
-    NotEnoughNodes(String),
-    #[prost(message, tag = "16")]
-    Progress(ProgressRecord),
-    #[prost(message, tag = "17")]
-    Moved(ShardIds),
-    #[prost(message, tag = "18")]
-    ReplicaStatus(ReplicaStatusReport),
-    #[prost(message, tag = "19")]
-    TopicRecreated(NamedTopicId),
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, Message)]
-pub(super) struct ReplicaStatusRequest {
-    #[prost(uint64, tag = "1")]
-    pub(super) shard_id: u64,
-    /// The asking replica if it has lost its log and starts again; else 0.
-    #[prost(uint64, tag = "2")]
-    pub(super) resetting_replica: u64,
-}
-
-/// Status of one node's replica of a shard.
-#[derive(Clone, PartialEq, Eq, Message)]
-pub struct ReplicaStatusReport {
-    /// Term of its vote.
-    #[prost(uint64, tag = "1")]
-    pub term: u64,
-    #[prost(bool, tag = "2")]
-    pub is_leader: bool,
-    /// Index of the last entry in its log.
-    #[prost(uint64, tag = "3")]
-    pub last_index: u64,
-    /// Voters that it knows of, including those that an uncommitted change will remove.
-    #[prost(uint64, repeated, tag = "4")]
-    pub voters: Vec<u64>,
-    /// It is in repair and does not vote.
-    #[prost(bool, tag = "5")]
-    pub in_repair: bool,
-    /// It is in repair and has lost its vote, so `term` is meaningless.
-    #[prost(bool, tag = "6")]
-    pub vote_lost: bool,
-    /// It has damage that is not repaired.
-    #[prost(bool, tag = "7")]
-    pub is_damaged: bool,
-    /// No change of the voters is in progress.
-    #[prost(bool, tag = "8")]
-    pub is_settled: bool,
-    /// Addresses of the members; only in the status of shard 0, whose state records them.
-    #[prost(message, optional, tag = "9")]
-    pub addresses: Option<MemberAddresses>,
-    /// Id of the replica; 0 from a node that does not state it. Such a replica does not count as
-    /// whole, since it may be the voter's successor.
-    #[prost(uint64, tag = "10")]
-    pub replica_id: u64,
-    /// Last durable entry: term and index.
-    #[prost(uint64, tag = "11")]
-    pub synced_term: u64,
-    #[prost(uint64, tag = "12")]
-    pub synced_index: u64,
-    #[prost(uint64, tag = "13")]
-    pub applied_index: u64,
-    /// It fetches records of a snapshot, so it lacks entries.
-    #[prost(bool, tag = "14")]
-    pub is_fetching: bool,
-    /// Ranges of entries that may be damaged, as far as they are known.
-    #[prost(message, repeated, tag = "15")]
-    pub damaged_ranges: Vec<EntryRange>,
-}
-
-/// A range of entries, with its ends.
-#[derive(Clone, Copy, PartialEq, Eq, Message)]
-pub struct EntryRange {
-    #[prost(uint64, tag = "1")]
-    pub first: u64,
-    #[prost(uint64, tag = "2")]
-    pub last: u64,
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct ShardIds {
-    #[prost(uint64, repeated, tag = "1")]
-    ids: Vec<u64>,
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct TextPair {
-    #[prost(string, tag = "1")]
-    first: String,
-    #[prost(string, tag = "2")]
-    second: String,
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct NamedTopicId {
-    #[prost(string, tag = "1")]
-    name: String,
-    #[prost(uint64, tag = "2")]
-    topic_id: u64,
-}
-
-#[derive(Clone, Copy, PartialEq, Message)]
-struct NumberPair {
-    #[prost(uint64, tag = "1")]
-    first: u64,
-    #[prost(uint32, tag = "2")]
-    second: u32,
 }
 
 impl PeerRequest {

@@ -4,11 +4,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use prost::Message;
-
 use crate::limits;
 use crate::peer::Hub;
 use crate::raft::{Membership, Replica, ReplicaId, node_of};
+use crate::records::{ProgressRecord, ShardProgressRecord};
 
 /// Phase of a membership change, for one shard or as a whole.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -32,27 +31,6 @@ pub struct ShardProgress {
     pub entries: u64,
     /// Reason why it makes no progress; empty while it does.
     pub blocked: String,
-}
-
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct ProgressRecord {
-    #[prost(message, repeated, tag = "1")]
-    rows: Vec<ShardProgressRecord>,
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct ShardProgressRecord {
-    #[prost(uint64, tag = "1")]
-    shard_id: u64,
-    #[prost(uint64, tag = "2")]
-    version: u64,
-    /// 1: pending, 2: catching up, 3: changing voters, 4: done, 5: failed.
-    #[prost(uint32, tag = "3")]
-    phase: u32,
-    #[prost(uint64, tag = "4")]
-    entries: u64,
-    #[prost(string, tag = "5")]
-    blocked: String,
 }
 
 const PHASES: [ChangePhase; 5] = [

@@ -15,6 +15,7 @@ use crate::log::{
     PartitionSettings, Refusal, SettingsMask, TopicInfo, Verdict,
 };
 use crate::protocol;
+pub use crate::records::RegisteredNode;
 
 /// Slots of consumer groups. Permanent: a group's name selects its slot.
 pub(super) const GROUP_SLOTS: usize = 256;
@@ -38,18 +39,6 @@ impl Default for ClusterLimits {
             named_producers_max: NAMED_PRODUCERS_MAX,
         }
     }
-}
-
-/// A server process that has registered with the cluster.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct RegisteredNode {
-    pub node_id: u64,
-    /// Address for clients.
-    pub endpoint: String,
-    /// Version of its software.
-    pub version: String,
-    /// Address that it announces to other nodes; empty if it announces none.
-    pub peer_addr: String,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -31,6 +31,7 @@ pub use jwt::JwksFile;
 pub use settings::{Setting, SettingKind, settings};
 pub use tls::{ClientCertificates, TlsUse};
 pub use token_file::SecretFile;
+pub(crate) use values::log_filter;
 use values::{
     parse_address, parse_admin_addr, parse_bytes, parse_duration, parse_log_level, parse_peer,
     parse_socket, parse_socket_mode, parse_topic,

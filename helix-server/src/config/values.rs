@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use helix_proto::address;
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::Targets;
 
 use super::{AdminAddr, SocketMode};
 use crate::cluster::is_topic_name;
@@ -118,13 +118,21 @@ fn split_unit(text: &str) -> Option<(u64, &str)> {
 
 /// Parses a level, or levels of modules: "info", "warn,helix_server::peer=debug".
 pub(super) fn parse_log_level(text: &str) -> Result<String, String> {
-    match EnvFilter::try_new(text) {
-        Ok(_) if !text.trim().is_empty() => Ok(text.to_owned()),
-        _ => Err(format!(
+    match log_filter(text) {
+        Some(_) => Ok(text.to_owned()),
+        None => Err(format!(
             "write off, error, warn, info, debug or trace, or levels of modules, as in \
              info,helix_server::peer=warn, not {text:?}"
         )),
     }
+}
+
+/// Returns the filter of levels, of which later ones override earlier ones; `None` for a wrong one.
+pub(crate) fn log_filter(text: &str) -> Option<Targets> {
+    // `Targets` takes an empty part for the level "error".
+    let parts = text.split(',').map(str::trim).filter(|part| !part.is_empty());
+    let parts = parts.collect::<Vec<_>>().join(",");
+    if parts.is_empty() { None } else { parts.parse().ok() }
 }
 
 #[cfg(test)]
@@ -218,11 +226,15 @@ mod tests {
 
     #[test]
     fn parses_log_levels_and_filters() {
-        for right in ["off", "info", "warn,openraft=error", "helix_server::peer=debug"] {
+        for right in ["off", "info,", "warn,openraft=error", "helix_server::peer=debug"] {
             assert_eq!(parse_log_level(right).unwrap(), right);
         }
-        for wrong in ["", " ", "helix=loud", "info,=x=y"] {
+        for wrong in ["", " ", ",", "helix=loud", "info,=x=y"] {
             assert!(parse_log_level(wrong).is_err(), "{wrong:?}");
         }
+        let filter = log_filter("h2=error, info,,helix=warn,h2=off").unwrap();
+        assert!(filter.would_enable("other", &tracing::Level::INFO));
+        assert!(!filter.would_enable("helix::peer", &tracing::Level::INFO));
+        assert!(!filter.would_enable("h2", &tracing::Level::ERROR), "the last one counts");
     }
 }

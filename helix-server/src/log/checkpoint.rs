@@ -1,5 +1,5 @@
 //! Encodes the state of a data shard for checkpoints and snapshots.
-//! Equal states give equal bytes. Tags are permanent; unknown fields are an error.
+//! Equal states give equal bytes. Unknown fields are an error.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -7,12 +7,14 @@ use std::sync::Arc;
 use bytes::Bytes;
 use prost::Message;
 
-use super::group::GroupRecord;
 use super::producers::{DEDUP_WINDOW_BATCHES, DedupEntry, ForgottenProducers, ProducerState};
 use super::shard_state::{ShardState, ShardTopic, StateLimits};
 use super::{
-    FencingToken, Partition, PartitionId, PartitionRun, PartitionSettings, ProducerTable,
-    has_no_unknown_fields,
+    FencingToken, Partition, PartitionId, PartitionRun, ProducerTable, has_no_unknown_fields,
+};
+use crate::records::{
+    PartitionRecord, ProducerRecord, ShardStateRecord as StateRecord,
+    ShardTopicRecord as TopicRecord,
 };
 
 /// Reason why a checkpoint cannot be decoded.
@@ -35,88 +37,6 @@ const FORMAT_FORGOTTEN: u32 = 3;
 /// Format 4 added consumer groups; a state without any is written in format 3 or 2.
 const FORMAT: u32 = 4;
 const FORMAT_MIN: u32 = 1;
-
-#[derive(Clone, PartialEq, Message)]
-struct StateRecord {
-    #[prost(uint32, tag = "1")]
-    format: u32,
-    #[prost(uint32, tag = "2")]
-    producers_max: u32,
-    #[prost(uint64, tag = "3")]
-    dropped_version: u64,
-    /// In the order of their ids.
-    #[prost(message, repeated, tag = "4")]
-    topics: Vec<TopicRecord>,
-    /// Partitions that ever had a record or have a token, in the order of their ids.
-    #[prost(message, repeated, tag = "5")]
-    partitions: Vec<PartitionRecord>,
-    /// In the order of (partition, producer).
-    #[prost(message, repeated, tag = "6")]
-    producers: Vec<ProducerRecord>,
-    /// Ranges of dropped ids, both ends included: two columns of equal length, in order.
-    #[prost(uint64, repeated, tag = "7")]
-    dropped_firsts: Vec<u64>,
-    #[prost(uint64, repeated, tag = "8")]
-    dropped_lasts: Vec<u64>,
-    #[prost(uint64, tag = "9")]
-    released: u64,
-    /// Forgotten producers: the end of their ids, and their greatest epochs by id, as two columns
-    /// of equal length, in order.
-    #[prost(uint64, tag = "10")]
-    forgotten_ids_end: u64,
-    #[prost(uint64, repeated, tag = "11")]
-    forgotten_ids: Vec<u64>,
-    #[prost(uint32, repeated, tag = "12")]
-    forgotten_epochs: Vec<u32>,
-    #[prost(uint64, tag = "13")]
-    forgotten_epochs_end: u64,
-    /// In the order of their names.
-    #[prost(message, repeated, tag = "14")]
-    groups: Vec<GroupRecord>,
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct TopicRecord {
-    #[prost(uint64, tag = "1")]
-    topic_id: u64,
-    #[prost(message, optional, tag = "2")]
-    settings: Option<PartitionSettings>,
-    #[prost(message, repeated, tag = "3")]
-    runs: Vec<PartitionRun>,
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct PartitionRecord {
-    #[prost(uint64, tag = "1")]
-    id: u64,
-    #[prost(uint64, tag = "2")]
-    log_start: u64,
-    #[prost(uint64, tag = "3")]
-    next_offset: u64,
-    #[prost(uint64, tag = "4")]
-    last_time_us: u64,
-    #[prost(string, tag = "5")]
-    fencing_token: String,
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct ProducerRecord {
-    #[prost(uint64, tag = "1")]
-    partition: u64,
-    #[prost(uint64, tag = "2")]
-    producer_id: u64,
-    #[prost(uint32, tag = "3")]
-    epoch: u32,
-    #[prost(uint64, tag = "4")]
-    next_sequence: u64,
-    #[prost(uint64, tag = "5")]
-    last_used: u64,
-    /// The window, oldest first, as two columns of equal length.
-    #[prost(uint32, repeated, tag = "6")]
-    record_counts: Vec<u32>,
-    #[prost(uint64, repeated, tag = "7")]
-    first_offsets: Vec<u64>,
-}
 
 impl ShardState {
     /// Encodes the whole state.

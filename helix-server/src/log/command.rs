@@ -2,6 +2,7 @@
 //! `command_record` encodes them for the log.
 
 use super::{AccessCommand, FencingToken, GroupCommand, MemberCommand, PartitionId};
+pub use crate::records::{PartitionRun, PartitionSettings};
 
 /// Largest number of rows (partition runs, trims) in one control entry, so that its head fits the
 /// log.
@@ -103,35 +104,6 @@ pub struct CreateTopic {
     pub requested_at_us: u64,
 }
 
-/// Settings that all partitions of a topic share.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, prost::Message)]
-pub struct PartitionSettings {
-    /// None and zero: unlimited.
-    #[prost(uint64, optional, tag = "1")]
-    pub retention_us: Option<u64>,
-    /// None and zero: unlimited.
-    #[prost(uint64, optional, tag = "2")]
-    pub retention_bytes: Option<u64>,
-    #[prost(uint32, tag = "3")]
-    pub max_batch_bytes: u32,
-    #[prost(uint32, tag = "4")]
-    pub max_record_bytes: u32,
-    /// Numbers of `Durability`: strongest first, from 1.
-    #[prost(int32, tag = "5")]
-    pub default_durability: i32,
-    #[prost(int32, tag = "6")]
-    pub min_durability: i32,
-    /// Version of the cluster's state that set these; a later one wins.
-    #[prost(uint64, tag = "7")]
-    pub version: u64,
-    /// Number of `AllowedCompression`: 0 for any, also in topics from before protocol version 4.
-    #[prost(int32, tag = "8")]
-    pub allowed_compression: i32,
-    /// Appended records need not be messages. False in topics from before the setting.
-    #[prost(bool, tag = "9")]
-    pub takes_any_records: bool,
-}
-
 /// Set of fields of [`PartitionSettings`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct SettingsMask(pub u32);
@@ -197,22 +169,6 @@ impl PartitionSettings {
         }
         self
     }
-}
-
-/// Partitions of one topic in one shard, at a constant distance.
-///
-/// The i-th has the number `first_number + i * stride` and the id `first_id + i * stride`. The
-/// stride is the number of shards that the topic is spread over.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, prost::Message)]
-pub struct PartitionRun {
-    #[prost(uint64, tag = "1")]
-    pub first_id: u64,
-    #[prost(uint32, tag = "2")]
-    pub first_number: u32,
-    #[prost(uint32, tag = "3")]
-    pub stride: u32,
-    #[prost(uint32, tag = "4")]
-    pub count: u32,
 }
 
 impl PartitionRun {

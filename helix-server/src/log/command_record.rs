@@ -1,223 +1,24 @@
-//! Encodes control entries as protobuf messages, so that they can be extended.
-//! Tags are permanent. Unknown commands and fields are an error.
+//! Encodes control entries as protobuf messages, so that they can be extended. Unknown commands and fields are an error.
 
 use bytes::BytesMut;
-use prost::{Message, Oneof};
+use prost::Message;
 
 use super::command::{
     ClusterCommand, CreateTopic, PartitionRun, PartitionSettings, SettingsMask, ShardCommand,
 };
-use super::group::GroupCommandRecord;
-use super::{AccessCommand, FencingToken, HeadError, MemberCommand, PartitionId};
-
-#[derive(Clone, PartialEq, Message)]
-struct ShardRecord {
-    #[prost(oneof = "ShardChange", tags = "1, 2, 3, 4, 5, 6, 7")]
-    change: Option<ShardChange>,
-}
-
-#[derive(Clone, PartialEq, Oneof)]
-enum ShardChange {
-    #[prost(message, tag = "1")]
-    CreatePartitions(CreatePartitions),
-    #[prost(message, tag = "2")]
-    UpdateSettings(UpdateSettings),
-    #[prost(message, tag = "3")]
-    DropTopic(DropTopic),
-    #[prost(message, tag = "4")]
-    Trim(Trim),
-    #[prost(message, tag = "5")]
-    Release(Release),
-    #[prost(message, tag = "6")]
-    SetFencingToken(SetFencingToken),
-    #[prost(message, tag = "7")]
-    Group(GroupCommandRecord),
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct CreatePartitions {
-    #[prost(uint64, tag = "1")]
-    cluster_version: u64,
-    #[prost(uint64, tag = "2")]
-    topic_id: u64,
-    #[prost(message, repeated, tag = "3")]
-    runs: Vec<PartitionRun>,
-    #[prost(message, optional, tag = "4")]
-    settings: Option<PartitionSettings>,
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct UpdateSettings {
-    #[prost(uint64, tag = "1")]
-    topic_id: u64,
-    #[prost(message, optional, tag = "2")]
-    settings: Option<PartitionSettings>,
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct DropTopic {
-    #[prost(uint64, tag = "1")]
-    cluster_version: u64,
-    #[prost(uint64, tag = "2")]
-    topic_id: u64,
-}
-
-/// Two columns of equal length.
-#[derive(Clone, PartialEq, Message)]
-struct Trim {
-    #[prost(uint64, repeated, tag = "1")]
-    partitions: Vec<u64>,
-    #[prost(uint64, repeated, tag = "2")]
-    starts: Vec<u64>,
-}
-
-#[derive(Clone, Copy, PartialEq, Message)]
-struct Release {
-    #[prost(uint64, tag = "1")]
-    index: u64,
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct SetFencingToken {
-    #[prost(uint64, tag = "1")]
-    partition: u64,
-    #[prost(string, optional, tag = "2")]
-    expected: Option<String>,
-    #[prost(string, tag = "3")]
-    token: String,
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct ClusterRecord {
-    #[prost(oneof = "ClusterChange", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12")]
-    change: Option<ClusterChange>,
-}
-
-#[derive(Clone, PartialEq, Oneof)]
-enum ClusterChange {
-    #[prost(message, tag = "1")]
-    RegisterNode(RegisterNode),
-    #[prost(message, tag = "2")]
-    CreateTopic(CreateTopicRecord),
-    #[prost(message, tag = "3")]
-    UpdateTopic(UpdateTopic),
-    #[prost(message, tag = "4")]
-    AddPartitions(AddPartitions),
-    #[prost(message, tag = "5")]
-    DeleteTopic(DeleteTopic),
-    #[prost(message, tag = "6")]
-    LeaseProducerIds(LeaseProducerIds),
-    #[prost(message, tag = "7")]
-    InitProducer(InitProducer),
-    #[prost(message, tag = "8")]
-    RegisterShards(RegisterShards),
-    #[prost(message, tag = "9")]
-    Members(Members),
-    #[prost(message, tag = "10")]
-    RaiseProtocol(RaiseProtocol),
-    #[prost(message, tag = "11")]
-    AssignGroupSlots(AssignGroupSlots),
-    #[prost(message, tag = "12")]
-    Access(Access),
-}
-
-#[derive(Clone, Copy, PartialEq, Message)]
-struct AssignGroupSlots {}
-
-#[derive(Clone, Copy, PartialEq, Message)]
-struct RaiseProtocol {
-    #[prost(uint32, tag = "1")]
-    version: u32,
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct Members {
-    #[prost(oneof = "MemberCommand", tags = "1, 2, 3, 4, 5, 6, 7")]
-    command: Option<MemberCommand>,
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct Access {
-    #[prost(oneof = "AccessCommand", tags = "1, 2, 3, 4, 5, 6")]
-    command: Option<AccessCommand>,
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct RegisterShards {
-    #[prost(uint64, repeated, tag = "1")]
-    shards: Vec<u64>,
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct RegisterNode {
-    #[prost(uint64, tag = "1")]
-    node_id: u64,
-    #[prost(string, tag = "2")]
-    endpoint: String,
-    #[prost(string, tag = "3")]
-    version: String,
-    #[prost(string, tag = "4")]
-    peer_addr: String,
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct CreateTopicRecord {
-    #[prost(string, tag = "1")]
-    name: String,
-    #[prost(uint32, tag = "2")]
-    partition_count: u32,
-    #[prost(uint32, tag = "3")]
-    replication_factor: u32,
-    #[prost(message, optional, tag = "4")]
-    settings: Option<PartitionSettings>,
-    #[prost(uint64, repeated, tag = "5")]
-    shards: Vec<u64>,
-    #[prost(uint64, tag = "6")]
-    requested_at_us: u64,
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct UpdateTopic {
-    #[prost(string, tag = "1")]
-    name: String,
-    #[prost(message, optional, tag = "2")]
-    settings: Option<PartitionSettings>,
-    #[prost(uint32, tag = "3")]
-    fields: u32,
-    /// From protocol version [`TOPIC_IDS`](crate::protocol::TOPIC_IDS) on, as in the next two.
-    #[prost(uint64, tag = "4")]
-    topic_id: u64,
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct AddPartitions {
-    #[prost(string, tag = "1")]
-    name: String,
-    #[prost(uint32, tag = "2")]
-    partition_count: u32,
-    #[prost(uint64, tag = "3")]
-    topic_id: u64,
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct DeleteTopic {
-    #[prost(string, tag = "1")]
-    name: String,
-    #[prost(uint64, tag = "2")]
-    topic_id: u64,
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct LeaseProducerIds {
-    #[prost(uint32, tag = "1")]
-    count: u32,
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct InitProducer {
-    #[prost(string, tag = "1")]
-    name: String,
-}
+use super::{FencingToken, GroupCommand, HeadError, PartitionId};
+use crate::records::cluster_command_record::{
+    AddPartitions, AssignGroupSlots, Change as ClusterChange, CreateTopic as CreateTopicRecord,
+    DeleteTopic, InitProducer, LeaseProducerIds, RaiseProtocol, RegisterNode, RegisterShards,
+    UpdateTopic,
+};
+use crate::records::shard_command_record::{
+    Change as ShardChange, CreatePartitions, DropTopic, Release, SetFencingToken, Trim,
+    UpdateSettings,
+};
+use crate::records::{
+    AccessCommandRecord, ClusterCommandRecord, MemberCommandRecord, ShardCommandRecord,
+};
 
 /// Returns whether the message holds all of `bytes`, which prost drops for unknown fields.
 /// Replicas that decode an entry differently would diverge.
@@ -270,11 +71,11 @@ pub(super) fn encode_shard(command: &ShardCommand, bytes: &mut BytesMut) {
         }
         ShardCommand::Group(command) => ShardChange::Group((*command).into()),
     };
-    ShardRecord { change: Some(change) }.encode(bytes).expect("a BytesMut grows");
+    ShardCommandRecord { change: Some(change) }.encode(bytes).expect("a BytesMut grows");
 }
 
 pub(super) fn decode_shard(bytes: &[u8]) -> Result<ShardCommand, HeadError> {
-    let record = ShardRecord::decode(bytes).map_err(|error| malformed(error.to_string()))?;
+    let record = ShardCommandRecord::decode(bytes).map_err(|error| malformed(error.to_string()))?;
     let whole = has_no_unknown_fields(&record, bytes);
     let change = record.change.ok_or(HeadError::UnknownCommand)?;
     if !whole {
@@ -312,7 +113,7 @@ pub(super) fn decode_shard(bytes: &[u8]) -> Result<ShardCommand, HeadError> {
             token: token(&it.token)?,
         },
         ShardChange::Group(it) => {
-            ShardCommand::Group(Box::new(it.into_command().map_err(malformed)?))
+            ShardCommand::Group(Box::new(GroupCommand::try_from(it).map_err(malformed)?))
         }
     })
 }
@@ -348,19 +149,22 @@ pub(super) fn encode_cluster(command: &ClusterCommand, bytes: &mut BytesMut) {
             ClusterChange::RegisterShards(RegisterShards { shards })
         }
         ClusterCommand::Members(command) => {
-            ClusterChange::Members(Members { command: Some(command) })
+            ClusterChange::Members(MemberCommandRecord { command: Some(command) })
         }
         ClusterCommand::RaiseProtocol { version } => {
             ClusterChange::RaiseProtocol(RaiseProtocol { version })
         }
         ClusterCommand::AssignGroupSlots => ClusterChange::AssignGroupSlots(AssignGroupSlots {}),
-        ClusterCommand::Access(command) => ClusterChange::Access(Access { command: Some(command) }),
+        ClusterCommand::Access(command) => {
+            ClusterChange::Access(AccessCommandRecord { command: Some(command) })
+        }
     };
-    ClusterRecord { change: Some(change) }.encode(bytes).expect("a BytesMut grows");
+    ClusterCommandRecord { change: Some(change) }.encode(bytes).expect("a BytesMut grows");
 }
 
 pub(super) fn decode_cluster(bytes: &[u8]) -> Result<ClusterCommand, HeadError> {
-    let record = ClusterRecord::decode(bytes).map_err(|error| malformed(error.to_string()))?;
+    let record =
+        ClusterCommandRecord::decode(bytes).map_err(|error| malformed(error.to_string()))?;
     let whole = has_no_unknown_fields(&record, bytes);
     let change = record.change.ok_or(HeadError::UnknownCommand)?;
     if !whole {

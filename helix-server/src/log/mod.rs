@@ -19,7 +19,6 @@ mod shard_state;
 pub(crate) mod testing;
 mod topic;
 
-pub(crate) use access::AccessRecord;
 pub use access::{
     AccessChange, AccessCommand, AccessOperation, AccessResource, AccessRule, AccessState,
     BearerToken, CreateToken, EVERY_PRINCIPAL, JwtError, OperationSet, PRINCIPAL_BYTES_MAX,
@@ -52,7 +51,6 @@ pub use partition::Partition;
 pub use producers::{DEDUP_WINDOW_BATCHES, ProducerTable, SequenceVerdict};
 pub use retention::{PartitionSegment, RetentionPolicy, log_start_after_retention};
 pub use shard_state::{Effects, ShardState, StateLimits};
-pub(crate) use topic::PartitionExtent;
 pub use topic::{PartitionLocation, TopicInfo};
 
 use std::fmt::{self, Display};

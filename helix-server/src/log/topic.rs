@@ -2,6 +2,7 @@
 //! Placement is computed, so a topic of any size needs only a few numbers.
 
 use super::{PartitionId, PartitionRun, PartitionSettings};
+use crate::records::PartitionExtent;
 
 /// A topic of the cluster.
 ///
@@ -19,17 +20,6 @@ pub struct TopicInfo {
     /// Partition number n is in `shards[(id + n) % shards.len()]`. The id spreads small topics.
     pub(crate) shards: Vec<u64>,
     pub(crate) extents: Vec<PartitionExtent>,
-}
-
-/// Partitions with consecutive numbers and ids.
-#[derive(Clone, Copy, PartialEq, Eq, prost::Message)]
-pub(crate) struct PartitionExtent {
-    #[prost(uint64, tag = "1")]
-    pub(crate) first_id: u64,
-    #[prost(uint32, tag = "2")]
-    pub(crate) first_number: u32,
-    #[prost(uint32, tag = "3")]
-    pub(crate) count: u32,
 }
 
 /// The shard and the id of a partition, which never change.

@@ -163,14 +163,7 @@ impl EntrySources<'_> {
                 }
                 Err(why) => refused = why,
             }
-            let fetched = rest.iter().take_while(|id| found.contains_key(&id.index)).count();
-            if fetched == 0 {
-                self.next();
-                refusals.push(refused);
-            } else {
-                refusals.clear();
-            }
-            rest = rest.get(fetched..).unwrap_or_default();
+            rest = self.rest_of(rest, found, refused, &mut refusals);
         }
         Ok(())
     }
@@ -191,16 +184,27 @@ impl EntrySources<'_> {
                 Ok(placements) => found.extend(placements),
                 Err(why) => refused = why,
             }
-            let fetched = rest.iter().take_while(|id| found.contains_key(&id.index)).count();
-            if fetched == 0 {
-                self.next();
-                refusals.push(refused);
-            } else {
-                refusals.clear();
-            }
-            rest = rest.get(fetched..).unwrap_or_default();
+            rest = self.rest_of(rest, found, refused, &mut refusals);
         }
         Ok(())
+    }
+
+    /// Returns what is still to fetch. Asks the next replica if this one sent nothing of it.
+    fn rest_of<'a, T>(
+        &mut self,
+        run: &'a [LogId],
+        found: &BTreeMap<u64, T>,
+        refused: String,
+        refusals: &mut Vec<String>,
+    ) -> &'a [LogId] {
+        let fetched = run.iter().take_while(|id| found.contains_key(&id.index)).count();
+        if fetched == 0 {
+            self.next();
+            refusals.push(refused);
+        } else {
+            refusals.clear();
+        }
+        run.get(fetched..).unwrap_or_default()
     }
 
     /// Returns the replica to ask, or the reasons of all once each has refused.

@@ -10,6 +10,7 @@ use prost::Message;
 
 use super::types::{Command, RaftEntry, RaftLogId, ReplicaId, StoredMembership, TypeConfig, Vote};
 use crate::log::Head;
+use crate::records::{CheckpointRecord, LogIdRecord, MembershipRecord, VoterSet};
 
 // Kinds of entries: the first byte of a head in the WAL.
 const BLANK: u8 = 0;
@@ -110,28 +111,6 @@ pub(crate) fn as_uncommitted_vote(vote: &[u8]) -> io::Result<Bytes> {
     Ok(encode_vote(&Vote { committed: false, ..decode_vote(vote)? }))
 }
 
-#[derive(Clone, PartialEq, Message)]
-struct MembershipRecord {
-    #[prost(message, repeated, tag = "1")]
-    configs: Vec<VoterSet>,
-    #[prost(uint64, repeated, tag = "2")]
-    nodes: Vec<u64>,
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct VoterSet {
-    #[prost(uint64, repeated, tag = "1")]
-    voters: Vec<u64>,
-}
-
-#[derive(Clone, Copy, PartialEq, Message)]
-struct LogIdRecord {
-    #[prost(uint64, tag = "1")]
-    term: u64,
-    #[prost(uint64, tag = "2")]
-    index: u64,
-}
-
 impl From<&Membership<ReplicaId, ()>> for MembershipRecord {
     fn from(membership: &Membership<ReplicaId, ()>) -> Self {
         let configs = membership.get_joint_config().iter();
@@ -154,17 +133,6 @@ impl MembershipRecord {
         let nodes: BTreeSet<u64> = self.nodes.into_iter().collect();
         Membership::new(configs, nodes).map_err(|e| damaged(format!("membership: {e}")))
     }
-}
-
-/// A checkpoint of a replica: the bytes of its [`Machine`](super::Machine) and its membership.
-#[derive(Clone, PartialEq, Message)]
-struct CheckpointRecord {
-    #[prost(message, optional, tag = "1")]
-    membership_at: Option<LogIdRecord>,
-    #[prost(message, optional, tag = "2")]
-    membership: Option<MembershipRecord>,
-    #[prost(bytes = "bytes", tag = "3")]
-    machine: Bytes,
 }
 
 pub(crate) fn encode_checkpoint(membership: &StoredMembership, machine: Bytes) -> Bytes {

@@ -1,4 +1,4 @@
-//! Admits calls and their messages, and tracks responses until the client has read them.
+//! Admits calls and their messages.
 //!
 //! A call needs a call permit, within the share of its principal; each message needs a permit for
 //! its decoded size before it is decoded. Until it has arrived whole, a message counts as what has
@@ -29,7 +29,8 @@ use super::gate::{CallAccess, Gate};
 use super::load::{CallMemory, ClientConnection, ClientLoad, LoadPermit, MessageClaim};
 use super::quota_delay::QuotaDelay;
 use super::services::Services;
-use super::stream_guard::{StreamGuard, guard};
+use super::stream_guard::guard;
+use super::tracked_body::TrackedBody;
 use crate::api::{MethodKind, MethodRow, method_row};
 use crate::error::{Error, Result};
 use crate::limits;
@@ -544,76 +545,6 @@ fn discard_rest(mut body: Body, call: Option<Arc<CallMemory>>) {
         // Ignored: after this time the stream is reset.
         let _ = timeout(limits::DISCARD_WAIT_MAX, poll_fn(poll_rest)).await;
     });
-}
-
-/// Body of a response; its bytes count as unread until the client has read them.
-pub(super) struct TrackedBody {
-    body: ResponseBody,
-    /// `None` if the call was rejected.
-    call: Option<Arc<CallMemory>>,
-    /// Ends the stream early; `None` if nothing does.
-    guard: Option<StreamGuard>,
-}
-
-impl TrackedBody {
-    fn rejected(body: ResponseBody) -> Self {
-        Self { body, call: None, guard: None }
-    }
-
-    /// Returns the trailers of a stream whose caller has lost its right.
-    fn poll_guard(&mut self, context: &mut Context<'_>) -> Option<Frame<Bytes>> {
-        let Poll::Ready(status) = self.guard.as_mut()?.as_mut().poll(context) else { return None };
-        tracing::info!(reason = status.message(), "ending a stream whose caller lost its right");
-        self.guard = None;
-        // Drops the stream of the handler.
-        let ended = http::Response::new(Body::default());
-        self.body = ResponseBody::attach_body(ended).into_body();
-        let (parts, _) = status.into_http::<()>().into_parts();
-        let mut trailers = parts.headers;
-        trailers.remove(http::header::CONTENT_TYPE);
-        Some(Frame::trailers(trailers))
-    }
-}
-
-impl hyper::body::Body for TrackedBody {
-    type Data = Bytes;
-    type Error = Status;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
-        let this = &mut *self;
-        if let Some(trailers) = this.poll_guard(context) {
-            this.call.take().inspect(|call| call.set_finished());
-            return Poll::Ready(Some(Ok(trailers)));
-        }
-        let polled = Pin::new(&mut this.body).poll_frame(context);
-        let Some(call) = &this.call else { return polled };
-        match &polled {
-            Poll::Ready(Some(Ok(frame))) if frame.is_data() => {}
-            Poll::Ready(_) => call.set_finished(),
-            Poll::Pending => {}
-        }
-        let is_chunked = this.body.is_chunked();
-        polled.map_ok(|frame| {
-            frame.map_data(|bytes| {
-                if is_chunked {
-                    call.track_response_part(bytes)
-                } else {
-                    call.track_response(bytes)
-                }
-            })
-        })
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
-    }
 }
 
 #[cfg(test)]

@@ -6,7 +6,8 @@
 //! 4. `gate.rs` finds the caller; `api/authorize.rs` checks its rights in each handler, and
 //!    `stream_guard.rs` ends a stream when its caller loses them.
 //! 5. `admission.rs` admits the call and each of its messages, if memory permits;
-//!    `quota_delay.rs` delays a stream while its caller is over its quota.
+//!    `quota_delay.rs` delays a stream while its caller is over its quota, and `tracked_body.rs`
+//!    counts what the client has not read of the response.
 //! 6. `load.rs` holds the permits: connections, calls, request bytes, response bytes.
 //! 7. `services.rs` picks the service by the path of the request.
 //!
@@ -21,6 +22,7 @@ mod quota_delay;
 mod services;
 mod socket;
 mod stream_guard;
+mod tracked_body;
 mod unix_socket;
 
 pub use accept::Listener;

@@ -21,5 +21,4 @@ mod ports;
 pub mod proxy;
 mod schedule;
 mod segment_damage;
-mod sync;
 mod workload;

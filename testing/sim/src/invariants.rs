@@ -14,6 +14,8 @@
 //!   never goes back.
 //! - A checkpoint covers only entries that this node has synced or got in a snapshot.
 
+mod log_rules;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use helix_server::node::Node;
@@ -26,8 +28,9 @@ use crate::cluster::SimulatedMachine;
 use crate::coverage::{CoverageMark, CoverageMarks};
 use crate::damage::is_repair_file;
 use crate::membership::{DamageExtent, MembershipTracker};
-use crate::observation::{ReplicaObservation, StoredVote};
+use crate::observation::ReplicaObservation;
 use crate::recorder::Recorder;
+use log_rules::{MissingEntry, check_kept, committed_prefix, read_vote, violates_vote_rules};
 
 /// Ticks between checks of partitions, and between checks of segments.
 const PARTITIONS_EVERY: u64 = 7;
@@ -588,70 +591,4 @@ fn partition_offsets(shard: &Shard) -> Vec<(u64, u64, u64)> {
         let rows = state.partitions();
         rows.map(|row| (row.id.0, row.log_start, row.next_offset)).collect()
     })
-}
-
-/// Reason why a synced entry was not found.
-enum MissingEntry {
-    Gone(String),
-    Unreadable(String),
-}
-
-impl MissingEntry {
-    fn into_text(self) -> String {
-        let (Self::Gone(text) | Self::Unreadable(text)) = self;
-        text
-    }
-}
-
-/// Checks that the last synced entry is in the recovered log or was purged.
-fn check_kept(wal: &Wal, state: &LogState, stable: LogId) -> Result<(), MissingEntry> {
-    if state.purged.is_some_and(|purged| purged.index >= stable.index) {
-        return Ok(());
-    }
-    match wal.log_id(stable.index, ReadMode::Blocking) {
-        Ok(Some(Some(found))) if found == stable => Ok(()),
-        // Replaced in a later term after the last check, which is on disk too.
-        Ok(Some(Some(found))) if found.term > stable.term => Ok(()),
-        Ok(found) => Err(MissingEntry::Gone(format!(
-            "{stable:?} was synced, but is {found:?} after a restart"
-        ))),
-        Err(error) => {
-            let text = format!("{stable:?} was synced, but after a restart: {error}");
-            Err(MissingEntry::Unreadable(text))
-        }
-    }
-}
-
-/// Returns whether a vote goes back in terms, or changes within a term.
-///
-/// A replica that voted for one node and learns that another one was elected stores that as a vote
-/// too, which is allowed.
-fn violates_vote_rules(before: StoredVote, now: StoredVote) -> bool {
-    let changes = now.1 != before.1 && (before.2 || !now.2);
-    now.0 < before.0 || now.0 == before.0 && changes
-}
-
-/// Parses a stored vote.
-fn read_vote(bytes: &[u8]) -> Option<StoredVote> {
-    let (term, rest) = bytes.split_first_chunk()?;
-    let (node, rest) = rest.split_first_chunk()?;
-    Some((u64::from_le_bytes(*term), u64::from_le_bytes(*node), rest == [1]))
-}
-
-/// Returns the last index of a lost log, which ended with `lost`, that is committed.
-///
-/// Entries of a later term than `lost` were never in that log.
-fn committed_prefix(lost: Option<LogId>, commits: &[(u64, Wal)]) -> u64 {
-    let Some(lost) = lost else { return 0 };
-    let most = commits.iter().map(|(committed, _)| *committed).max().unwrap_or(0);
-    let term_of = |index: u64| {
-        let known = commits.iter().filter(|(committed, _)| *committed >= index);
-        known.filter_map(|(_, wal)| wal.log_id(index, ReadMode::Blocking).ok()??).next()
-    };
-    let is_later = |index: u64| term_of(index).is_some_and(|id| id.term > lost.term);
-    let mut required = lost.index.min(most);
-    while required > 0 && is_later(required) {
-        required -= 1;
-    }
-    required
 }

@@ -2,8 +2,8 @@
 //! target replica before it exists.
 
 use super::*;
-use crate::cluster::members_record::MembersRecord;
 use crate::log::RemoveMember;
+use crate::records::MembersRecord;
 
 struct Cluster {
     members: Members,

@@ -1,8 +1,7 @@
 //! Quotas: limits of a principal on each node.
 
-use prost::Message;
-
 use super::is_principal_name;
+pub use crate::records::QuotaLimits;
 
 /// Name that stands for every principal without a quota of its own.
 pub const EVERY_PRINCIPAL: &str = "*";
@@ -15,21 +14,6 @@ pub(super) const QUOTA_BYTES_MAX: u64 = 1 << 40;
 
 /// Largest limit of calls per second.
 pub(super) const QUOTA_REQUESTS_MAX: u64 = 1 << 30;
-
-/// Limits of one principal on each node; 0 is no limit.
-#[derive(Clone, PartialEq, Eq, Message)]
-pub struct QuotaLimits {
-    #[prost(string, tag = "1")]
-    pub principal: String,
-    #[prost(uint64, tag = "2")]
-    pub bytes_in_per_second: u64,
-    #[prost(uint64, tag = "3")]
-    pub bytes_out_per_second: u64,
-    #[prost(uint64, tag = "4")]
-    pub requests_per_second: u64,
-    #[prost(uint32, tag = "5")]
-    pub connections: u32,
-}
 
 impl QuotaLimits {
     /// Returns whether no limit is set.

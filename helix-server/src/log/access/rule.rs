@@ -3,6 +3,7 @@
 use std::fmt::{self, Display};
 
 use super::PrincipalRules;
+pub use crate::records::AccessRule;
 
 /// An operation on a resource. The numbers are bits in [`OperationSet`] and permanent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -154,23 +155,6 @@ impl<'a> AccessResource<'a> {
             Self::Cluster => "",
         }
     }
-}
-
-/// Allows a principal operations on the resources that match.
-#[derive(Clone, PartialEq, Eq, Hash, prost::Message)]
-pub struct AccessRule {
-    /// Number of a [`ResourceKind`].
-    #[prost(uint32, tag = "1")]
-    pub kind: u32,
-    /// Name of the resource, or a prefix of names; empty for the cluster. The empty prefix matches
-    /// every name.
-    #[prost(string, tag = "2")]
-    pub name: String,
-    #[prost(bool, tag = "3")]
-    pub is_prefix: bool,
-    /// Bits of an [`OperationSet`].
-    #[prost(uint32, tag = "4")]
-    pub operations: u32,
 }
 
 impl AccessRule {

@@ -3,13 +3,12 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use prost::Message;
-
 use super::quota::{EVERY_PRINCIPAL, QuotaLimits};
 use super::rule::{AccessRule, ResourceKind, RuleSet};
 use super::token::{BearerToken, TokenError, TokenRecord};
 use super::{AccessCommand, CreateToken, PrincipalRules};
 use crate::log::{CheckpointError, ClusterReply};
+use crate::records::AccessRecord;
 
 /// Tokens of a cluster.
 pub const TOKENS_MAX: usize = 10_000;
@@ -52,22 +51,6 @@ pub struct AccessState {
 
 /// Result of a command.
 pub type AccessChange = Result<bool, ClusterReply>;
-
-/// The state in checkpoints and snapshots. Tags are permanent.
-#[derive(Clone, PartialEq, Eq, Message)]
-pub(crate) struct AccessRecord {
-    /// Sorted by id.
-    #[prost(message, repeated, tag = "1")]
-    pub(super) tokens: Vec<TokenRecord>,
-    /// Sorted by principal.
-    #[prost(message, repeated, tag = "2")]
-    pub(super) principals: Vec<PrincipalRules>,
-    #[prost(bool, tag = "3")]
-    pub(super) has_had_tokens: bool,
-    /// Sorted by principal.
-    #[prost(message, repeated, tag = "4")]
-    pub(super) quotas: Vec<QuotaLimits>,
-}
 
 impl AccessState {
     /// Checks the fields of a command before it is logged, so that its head fits the log.

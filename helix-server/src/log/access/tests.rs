@@ -1,10 +1,12 @@
 //! Rules against a simple model, tokens, and the state over commands, checkpoints and limits.
 
+use prost::Message;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
 use super::*;
 use crate::log::{ClusterCommand, ClusterReply, Head};
+use crate::records::AccessRecord;
 use bytes::BytesMut;
 
 fn counter() -> impl FnMut() -> u64 {

@@ -6,6 +6,7 @@ use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
 use super::jwt_error::JwtError;
+pub use crate::records::TokenRecord;
 
 /// Bytes of a token's secret.
 const SECRET_BYTES: usize = 32;
@@ -160,26 +161,6 @@ fn decode_hex(digits: &[u8], bytes: &mut [u8]) -> Option<()> {
         *byte = value(pair[0])? << 4 | value(pair[1])?;
     }
     Some(())
-}
-
-/// A token as shard 0 stores it: without its secret.
-#[derive(Clone, PartialEq, Eq, prost::Message)]
-#[prost(skip_debug)]
-pub struct TokenRecord {
-    #[prost(uint64, tag = "1")]
-    pub id: u64,
-    #[prost(string, tag = "2")]
-    pub principal: String,
-    #[prost(bytes = "vec", tag = "3")]
-    pub salt: Vec<u8>,
-    /// SHA-256 of salt, id and secret.
-    #[prost(bytes = "vec", tag = "4")]
-    pub hash: Vec<u8>,
-    #[prost(uint64, tag = "5")]
-    pub created_at_us: u64,
-    /// 0 if it does not expire.
-    #[prost(uint64, tag = "6")]
-    pub expires_at_us: u64,
 }
 
 impl TokenRecord {

@@ -1,100 +1,19 @@
-//! Encodes groups for checkpoints of the shard. Equal groups give equal bytes. Tags are permanent.
+//! Encodes groups for checkpoints of the shard. Equal groups give equal bytes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use prost::Message;
-
 use super::command::MemberSpec;
-use super::command_record::{MemberSpecRecord, PartitionKeys};
 use super::offsets::{CommittedBy, committed_by};
 use super::sorted::SortedSet;
 use super::{
     CommittedRow, ConsumerGroup, GroupMember, GroupTable, OffsetEvent, OffsetEventKind,
     PartitionKey,
 };
-
-#[derive(Clone, PartialEq, Message)]
-pub(in crate::log) struct GroupRecord {
-    #[prost(string, tag = "1")]
-    name: String,
-    #[prost(uint64, tag = "2")]
-    epoch: u64,
-    #[prost(uint64, tag = "3")]
-    assignment_epoch: u64,
-    /// In the order of their ids.
-    #[prost(message, repeated, tag = "4")]
-    members: Vec<MemberRecord>,
-    /// Assigned topics and their partition counts: two columns of equal length, in order.
-    #[prost(uint64, repeated, tag = "5")]
-    assigned_topics: Vec<u64>,
-    #[prost(uint32, repeated, tag = "6")]
-    assigned_counts: Vec<u32>,
-    /// In the order of their partitions.
-    #[prost(message, repeated, tag = "7")]
-    offsets: Vec<OffsetRecord>,
-    #[prost(message, repeated, tag = "8")]
-    topic_names: Vec<NamedTopic>,
-    #[prost(message, repeated, tag = "9")]
-    dropped_topics: Vec<NamedTopic>,
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct MemberRecord {
-    #[prost(message, optional, tag = "1")]
-    spec: Option<MemberSpecRecord>,
-    #[prost(uint64, tag = "2")]
-    joined_epoch: u64,
-    #[prost(message, optional, tag = "3")]
-    owned: Option<PartitionKeys>,
-    /// Epochs of `owned`.
-    #[prost(uint64, repeated, tag = "4")]
-    owned_since: Vec<u64>,
-    #[prost(message, optional, tag = "5")]
-    target: Option<PartitionKeys>,
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct OffsetRecord {
-    #[prost(uint64, tag = "1")]
-    topic_id: u64,
-    #[prost(uint32, tag = "2")]
-    number: u32,
-    #[prost(uint64, optional, tag = "3")]
-    offset: Option<u64>,
-    #[prost(string, tag = "4")]
-    metadata: String,
-    #[prost(uint64, tag = "5")]
-    changed_us: u64,
-    /// Oldest first.
-    #[prost(message, repeated, tag = "6")]
-    history: Vec<EventRecord>,
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct EventRecord {
-    /// 1 commit, 2 seek, 3 undo.
-    #[prost(uint32, tag = "1")]
-    kind: u32,
-    #[prost(string, tag = "2")]
-    by: String,
-    #[prost(uint64, optional, tag = "3")]
-    from: Option<u64>,
-    #[prost(uint64, optional, tag = "4")]
-    to: Option<u64>,
-    #[prost(uint64, tag = "5")]
-    since_us: u64,
-    #[prost(uint64, tag = "6")]
-    until_us: u64,
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct NamedTopic {
-    #[prost(uint64, tag = "1")]
-    topic_id: u64,
-    #[prost(string, tag = "2")]
-    name: String,
-}
+use crate::records::{
+    GroupMemberRecord as MemberRecord, GroupRecord, NamedTopic, OffsetEventRecord as EventRecord,
+    OffsetRecord, PartitionKeys,
+};
 
 impl GroupTable {
     /// Returns the groups in the order of their names.
@@ -139,7 +58,7 @@ fn member_record((id, member): (&Arc<str>, &GroupMember)) -> MemberRecord {
         topics: member.topics.to_vec(),
     };
     MemberRecord {
-        spec: Some(spec.into()),
+        spec: Some(spec),
         joined_epoch: member.joined_epoch,
         owned: Some(PartitionKeys::new(member.owned.keys().copied())),
         owned_since: member.owned.values().copied().collect(),
@@ -212,7 +131,7 @@ fn restore_member(
     record: MemberRecord,
     owned_by_any: &mut BTreeSet<PartitionKey>,
 ) -> Result<(), &'static str> {
-    let spec: MemberSpec = record.spec.ok_or("a member has no settings")?.into();
+    let spec = record.spec.ok_or("a member has no settings")?;
     let id: Arc<str> = spec.member_id.as_str().into();
     let lengths = "columns of partitions differ in length";
     let owned = record.owned.unwrap_or_default().into_keys().ok_or(lengths)?;

@@ -1,6 +1,7 @@
 //! Commands that change a group, as entries of the shard's log.
 
 use super::PartitionKey;
+pub use crate::records::{MemberSpec, OffsetUpdate, TopicOffsets};
 
 /// A change of one group.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -32,18 +33,6 @@ pub enum GroupChange {
     Delete,
 }
 
-/// Settings of a member. In a report, empty fields and 0 mean unchanged.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct MemberSpec {
-    pub member_id: String,
-    /// Empty if it has none.
-    pub static_name: String,
-    pub client_name: String,
-    pub session_timeout_ms: u32,
-    /// Names and patterns, sorted and without duplicates.
-    pub topics: Vec<String>,
-}
-
 /// Targets of all members.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Assignment {
@@ -61,23 +50,6 @@ pub struct Assignment {
 pub struct CommittingMember {
     pub member_id: String,
     pub epoch: u64,
-}
-
-/// New offsets in one topic.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct TopicOffsets {
-    pub topic_id: u64,
-    pub name: String,
-    pub offsets: Vec<OffsetUpdate>,
-}
-
-/// New offset of one partition.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct OffsetUpdate {
-    pub number: u32,
-    /// `None` removes the offset.
-    pub offset: Option<u64>,
-    pub metadata: String,
 }
 
 /// Origin of a seek.

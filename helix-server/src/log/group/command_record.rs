@@ -1,169 +1,12 @@
-//! Encodes commands of groups as protobuf messages. Tags are permanent.
+//! Encodes commands of groups as protobuf messages.
 
-use prost::{Message, Oneof};
-
-use super::command::{
-    Assignment, CommittingMember, GroupChange, GroupCommand, MemberSpec, OffsetUpdate, SeekOrigin,
-    TopicOffsets,
-};
+use super::command::{Assignment, CommittingMember, GroupChange, GroupCommand, SeekOrigin};
 use super::{PartitionKey, TOPICS_PER_GROUP_MAX};
-
-#[derive(Clone, PartialEq, Message)]
-pub(in crate::log) struct GroupCommandRecord {
-    #[prost(string, tag = "1")]
-    group: String,
-    #[prost(oneof = "GroupChangeRecord", tags = "2, 3, 4, 5, 6, 7, 8, 9")]
-    change: Option<GroupChangeRecord>,
-}
-
-#[derive(Clone, PartialEq, Oneof)]
-enum GroupChangeRecord {
-    #[prost(message, tag = "2")]
-    PutMember(PutMember),
-    #[prost(message, tag = "3")]
-    RemoveMembers(RemoveMembers),
-    #[prost(message, tag = "4")]
-    Assign(Assign),
-    #[prost(message, tag = "5")]
-    Release(ReleasePartitions),
-    #[prost(message, tag = "6")]
-    Commit(Commit),
-    #[prost(message, tag = "7")]
-    Seek(Seek),
-    #[prost(message, tag = "8")]
-    ForgetTopics(ForgetTopics),
-    #[prost(bool, tag = "9")]
-    Delete(bool),
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct PutMember {
-    #[prost(message, optional, tag = "1")]
-    member: Option<MemberSpecRecord>,
-    #[prost(bool, tag = "2")]
-    take_over: bool,
-    /// 0 joins.
-    #[prost(uint64, tag = "3")]
-    joined_epoch: u64,
-}
-
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct MemberSpecRecord {
-    #[prost(string, tag = "1")]
-    member_id: String,
-    #[prost(string, tag = "2")]
-    static_name: String,
-    #[prost(string, tag = "3")]
-    client_name: String,
-    #[prost(uint32, tag = "4")]
-    session_timeout_ms: u32,
-    #[prost(string, repeated, tag = "5")]
-    topics: Vec<String>,
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct RemoveMembers {
-    #[prost(string, repeated, tag = "1")]
-    members: Vec<String>,
-}
-
-/// Topics as two columns of equal length.
-#[derive(Clone, PartialEq, Message)]
-struct Assign {
-    #[prost(uint64, tag = "1")]
-    group_epoch: u64,
-    #[prost(uint64, repeated, tag = "2")]
-    topic_ids: Vec<u64>,
-    #[prost(uint32, repeated, tag = "3")]
-    partition_counts: Vec<u32>,
-    #[prost(uint32, repeated, tag = "4")]
-    owners: Vec<u32>,
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct ReleasePartitions {
-    #[prost(string, tag = "1")]
-    member_id: String,
-    #[prost(uint64, tag = "2")]
-    epoch: u64,
-    #[prost(message, optional, tag = "3")]
-    partitions: Option<PartitionKeys>,
-}
-
-/// Partitions as two columns of equal length.
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct PartitionKeys {
-    #[prost(uint64, repeated, tag = "1")]
-    topic_ids: Vec<u64>,
-    #[prost(uint32, repeated, tag = "2")]
-    numbers: Vec<u32>,
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct Commit {
-    /// Empty without a member.
-    #[prost(string, tag = "1")]
-    member_id: String,
-    #[prost(uint64, tag = "2")]
-    epoch: u64,
-    #[prost(message, repeated, tag = "3")]
-    topics: Vec<TopicOffsetsRecord>,
-    #[prost(uint64, tag = "4")]
-    at_us: u64,
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct Seek {
-    #[prost(string, tag = "1")]
-    by: String,
-    #[prost(bool, tag = "2")]
-    is_undo: bool,
-    #[prost(message, repeated, tag = "3")]
-    topics: Vec<TopicOffsetsRecord>,
-    #[prost(uint64, tag = "4")]
-    at_us: u64,
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct TopicOffsetsRecord {
-    #[prost(uint64, tag = "1")]
-    topic_id: u64,
-    #[prost(string, tag = "2")]
-    name: String,
-    #[prost(message, repeated, tag = "3")]
-    offsets: Vec<OffsetUpdateRecord>,
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct OffsetUpdateRecord {
-    #[prost(uint32, tag = "1")]
-    number: u32,
-    #[prost(uint64, optional, tag = "2")]
-    offset: Option<u64>,
-    #[prost(string, tag = "3")]
-    metadata: String,
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct ForgetTopics {
-    #[prost(uint64, repeated, tag = "1")]
-    topic_ids: Vec<u64>,
-}
-
-impl From<MemberSpec> for MemberSpecRecord {
-    fn from(spec: MemberSpec) -> Self {
-        let MemberSpec { member_id, static_name, client_name, session_timeout_ms, topics } = spec;
-        Self { member_id, static_name, client_name, session_timeout_ms, topics }
-    }
-}
-
-impl From<MemberSpecRecord> for MemberSpec {
-    fn from(record: MemberSpecRecord) -> Self {
-        let MemberSpecRecord { member_id, static_name, client_name, session_timeout_ms, topics } =
-            record;
-        Self { member_id, static_name, client_name, session_timeout_ms, topics }
-    }
-}
+use crate::records::group_command_record::{
+    Assign, Change as Record, Commit, ForgetTopics, PutMember, ReleasePartitions, RemoveMembers,
+    Seek,
+};
+use crate::records::{GroupCommandRecord, PartitionKeys};
 
 impl PartitionKeys {
     pub(super) fn new(partitions: impl IntoIterator<Item = PartitionKey>) -> Self {
@@ -180,38 +23,11 @@ impl PartitionKeys {
     }
 }
 
-fn topics_record(topics: Vec<TopicOffsets>) -> Vec<TopicOffsetsRecord> {
-    let offset = |update: OffsetUpdate| {
-        let OffsetUpdate { number, offset, metadata } = update;
-        OffsetUpdateRecord { number, offset, metadata }
-    };
-    let topic = |topic: TopicOffsets| TopicOffsetsRecord {
-        topic_id: topic.topic_id,
-        name: topic.name,
-        offsets: topic.offsets.into_iter().map(offset).collect(),
-    };
-    topics.into_iter().map(topic).collect()
-}
-
-fn into_topics(records: Vec<TopicOffsetsRecord>) -> Vec<TopicOffsets> {
-    let offset = |record: OffsetUpdateRecord| {
-        let OffsetUpdateRecord { number, offset, metadata } = record;
-        OffsetUpdate { number, offset, metadata }
-    };
-    let topic = |record: TopicOffsetsRecord| TopicOffsets {
-        topic_id: record.topic_id,
-        name: record.name,
-        offsets: record.offsets.into_iter().map(offset).collect(),
-    };
-    records.into_iter().map(topic).collect()
-}
-
 impl From<GroupCommand> for GroupCommandRecord {
     fn from(command: GroupCommand) -> Self {
-        use GroupChangeRecord as Record;
         let change = match command.change {
             GroupChange::PutMember { member, take_over, joined_epoch } => {
-                let member = Some(member.into());
+                let member = Some(member);
                 Record::PutMember(PutMember { member, take_over, joined_epoch })
             }
             GroupChange::RemoveMembers { members } => {
@@ -228,11 +44,10 @@ impl From<GroupCommand> for GroupCommandRecord {
             GroupChange::Commit { member, topics, at_us } => {
                 let (member_id, epoch) =
                     member.map_or_else(Default::default, |it| (it.member_id, it.epoch));
-                let topics = topics_record(topics);
                 Record::Commit(Commit { member_id, epoch, topics, at_us })
             }
             GroupChange::Seek { origin: SeekOrigin { by, is_undo }, topics, at_us } => {
-                Record::Seek(Seek { by, is_undo, topics: topics_record(topics), at_us })
+                Record::Seek(Seek { by, is_undo, topics, at_us })
             }
             GroupChange::ForgetTopics { topic_ids } => {
                 Record::ForgetTopics(ForgetTopics { topic_ids })
@@ -243,13 +58,14 @@ impl From<GroupCommand> for GroupCommandRecord {
     }
 }
 
-impl GroupCommandRecord {
-    /// Returns the command, or what is wrong with it.
-    pub(in crate::log) fn into_command(self) -> Result<GroupCommand, &'static str> {
-        use GroupChangeRecord as Record;
-        let change = match self.change.ok_or("the change of the group is unknown")? {
+impl TryFrom<GroupCommandRecord> for GroupCommand {
+    /// Names the part of the command that is wrong.
+    type Error = &'static str;
+
+    fn try_from(record: GroupCommandRecord) -> Result<Self, &'static str> {
+        let change = match record.change.ok_or("the change of the group is unknown")? {
             Record::PutMember(it) => GroupChange::PutMember {
-                member: it.member.ok_or("the member is missing")?.into(),
+                member: it.member.ok_or("the member is missing")?,
                 take_over: it.take_over,
                 joined_epoch: it.joined_epoch,
             },
@@ -278,17 +94,17 @@ impl GroupCommandRecord {
                 }
                 let member =
                     (!member_id.is_empty()).then_some(CommittingMember { member_id, epoch });
-                GroupChange::Commit { member, topics: into_topics(it.topics), at_us: it.at_us }
+                GroupChange::Commit { member, topics: it.topics, at_us: it.at_us }
             }
             Record::Seek(it) => GroupChange::Seek {
                 origin: SeekOrigin { by: it.by, is_undo: it.is_undo },
-                topics: into_topics(it.topics),
+                topics: it.topics,
                 at_us: it.at_us,
             },
             Record::ForgetTopics(it) => GroupChange::ForgetTopics { topic_ids: it.topic_ids },
             Record::Delete(true) => GroupChange::Delete,
             Record::Delete(false) => return Err("the change of the group is unknown"),
         };
-        Ok(GroupCommand { group: self.group, change })
+        Ok(Self { group: record.group, change })
     }
 }

@@ -21,12 +21,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 pub use assignor::{MatchedTopic, is_pattern, pattern_matches};
-pub(super) use checkpoint::GroupRecord;
 pub use command::{
     Assignment, CommittingMember, GroupChange, GroupCommand, MemberSpec, OffsetUpdate, SeekOrigin,
     TopicOffsets,
 };
-pub(super) use command_record::GroupCommandRecord;
 use offsets::OffsetTable;
 pub use offsets::{CommittedRow, OffsetEvent, OffsetEventKind};
 pub use report::{MemberReport, MemberView, ReportStep};

@@ -57,6 +57,7 @@ const MAY_IMPORT: [(&str, &[&str]); 30] = [
     ("protocol", &[]),
     ("quote", &[]),
     ("random", &[]),
+    ("records", &[]),
     ("signals", &[]),
     ("stderr", &[]),
     ("sync", &[]),

@@ -1,6 +1,6 @@
 //! Measures the time from sending a batch to its ack, with one batch at a time per partition.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use helix_client::{Client, Producer, ProducerOptions};
@@ -9,16 +9,24 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 
-use crate::sync::lock;
-
-/// Topic of the probe; its records are not checked.
+/// Topic for probes; its records are not checked.
 pub(super) const PROBE_TOPIC: &str = "probe";
 
-/// Running probes.
+/// Writers of one batch at a time, one for each partition.
 pub(super) struct AckProbe {
     stop: watch::Sender<bool>,
     writers: JoinSet<()>,
-    times_so_far: Arc<Mutex<AckTimes>>,
+    partitions: Vec<Arc<watch::Sender<PartitionAcks>>>,
+}
+
+/// Acks of one partition.
+#[derive(Debug)]
+pub(super) struct PartitionAcks {
+    /// Time at which the batch of the last ack was sent.
+    pub(super) sent: Instant,
+    /// Time of the last ack.
+    pub(super) at: Instant,
+    since_taken: AckTimes,
 }
 
 /// Acks and errors since the last call of [`AckProbe::take`].
@@ -26,14 +34,14 @@ pub(super) struct AckProbe {
 pub(super) struct AckTimes {
     times: Vec<Duration>,
     pub(super) errors: u64,
+    /// Longest time of a partition without an ack.
+    pub(super) gap: Duration,
 }
 
 impl AckTimes {
     /// Returns a percentile of the ack times.
     pub(super) fn percentile(&mut self, percent: usize) -> Duration {
-        self.times.sort_unstable();
-        let index = (self.times.len() * percent).div_ceil(100).saturating_sub(1);
-        self.times.get(index).copied().unwrap_or_default()
+        percentile(&mut self.times, percent)
     }
 
     pub(super) fn count(&self) -> usize {
@@ -41,24 +49,53 @@ impl AckTimes {
     }
 }
 
+/// Returns a percentile; zero of nothing.
+pub(super) fn percentile(times: &mut [Duration], percent: usize) -> Duration {
+    times.sort_unstable();
+    let index = (times.len() * percent).div_ceil(100).saturating_sub(1);
+    times.get(index).copied().unwrap_or_default()
+}
+
 impl AckProbe {
-    pub(super) fn start(client: &Client, partitions: u32) -> Self {
+    pub(super) fn start(client: &Client, topic: &'static str, partitions: u32) -> Self {
         let (stop, stopped) = watch::channel(false);
-        let times_so_far = Arc::new(Mutex::default());
+        let producer = client.producer(ProducerOptions::default());
         let mut writers = JoinSet::new();
-        for partition in 0..partitions {
-            let producer = client.producer(ProducerOptions::default());
-            writers.spawn(write(producer, partition, Arc::clone(&times_so_far), stopped.clone()));
-        }
-        Self { stop, writers, times_so_far }
+        let partitions = (0..partitions).map(|partition| {
+            let now = Instant::now();
+            let first = PartitionAcks { sent: now, at: now, since_taken: AckTimes::default() };
+            let acks = Arc::new(watch::Sender::new(first));
+            let of = (topic, partition);
+            writers.spawn(write(producer.clone(), of, Arc::clone(&acks), stopped.clone()));
+            acks
+        });
+        let partitions = partitions.collect();
+        Self { stop, writers, partitions }
     }
 
-    /// Returns the times since the last call.
+    /// Returns the acks of all partitions since the last call.
     pub(super) fn take(&self) -> AckTimes {
-        std::mem::take(&mut *lock(&self.times_so_far))
+        let mut all = AckTimes::default();
+        for partition in &self.partitions {
+            partition.send_modify(|acks| {
+                let now = Instant::now();
+                let taken = std::mem::take(&mut acks.since_taken);
+                all.gap = all.gap.max(taken.gap).max(now - acks.at);
+                all.times.extend(taken.times);
+                all.errors += taken.errors;
+                // The next gap begins here.
+                acks.at = now;
+            });
+        }
+        all
     }
 
-    pub(super) async fn stop(mut self) -> anyhow::Result<()> {
+    /// Returns the acks of each partition as they arrive.
+    pub(super) fn partitions(&self) -> Vec<watch::Receiver<PartitionAcks>> {
+        self.partitions.iter().map(|acks| acks.subscribe()).collect()
+    }
+
+    pub(super) async fn stop(&mut self) -> anyhow::Result<()> {
         self.stop.send_replace(true);
         while let Some(writer) = self.writers.join_next().await {
             writer?;
@@ -69,22 +106,24 @@ impl AckProbe {
 
 async fn write(
     producer: Producer,
-    partition: u32,
-    times_so_far: Arc<Mutex<AckTimes>>,
+    (topic, partition): (&str, u32),
+    acks: Arc<watch::Sender<PartitionAcks>>,
     stopped: watch::Receiver<bool>,
 ) {
     let value = Some(vec![7; 100].into());
     let records = [Record { value, ..Record::default() }];
     while !*stopped.borrow() {
         let sent = Instant::now();
-        let result = producer.append(PROBE_TOPIC, partition, &records[..]).await;
-        {
-            let mut times_so_far = lock(&times_so_far);
-            match result {
-                Ok(_) => times_so_far.times.push(sent.elapsed()),
-                Err(_) => times_so_far.errors += 1,
+        let result = producer.append(topic, partition, &records[..]).await;
+        acks.send_modify(|acks| match result {
+            Ok(_) => {
+                let at = Instant::now();
+                acks.since_taken.times.push(at - sent);
+                acks.since_taken.gap = acks.since_taken.gap.max(at - acks.at);
+                (acks.sent, acks.at) = (sent, at);
             }
-        }
+            Err(_) => acks.since_taken.errors += 1,
+        });
         // Without a pause one client would use both cores of a small host.
         sleep(Duration::from_millis(2)).await;
     }

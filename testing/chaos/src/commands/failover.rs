@@ -5,21 +5,17 @@
 //! leaders for a moment (SIGSTOP) instead and counts the elections.
 
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{bail, ensure};
 use clap::Args;
-use helix_client::{Client, Producer, ProducerOptions};
-use helix_proto::log::v1::Record;
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
 use rand::{RngExt, SeedableRng};
 use serde::Serialize;
-use tokio::sync::watch;
-use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 
+use super::ack_probe::{AckProbe, percentile};
 use super::test_bed::{READY_MAX, TestBed};
 use super::{CommonArgs, parse_duration};
 use crate::cluster::ShardLeaders;
@@ -84,15 +80,6 @@ struct FailoverReport {
     errors: u64,
     /// Longest time between two acks around a kill, in partitions that kept their leader.
     others_max_ms: u128,
-}
-
-/// Last ack of a partition: when its batch was sent, and when the ack came.
-#[derive(Debug, Clone, Copy)]
-struct LastAck {
-    sent: Instant,
-    at: Instant,
-    errors: u64,
-    longest: Duration,
 }
 
 /// Counts the elections that follow the kills.
@@ -166,18 +153,9 @@ pub(super) async fn run(args: FailoverArgs, program: PathBuf) -> anyhow::Result<
 async fn execute(args: &FailoverArgs, test_bed: &mut TestBed) -> anyhow::Result<()> {
     let mut rng = StdRng::seed_from_u64(args.common.seed);
     let client = test_bed.context.client()?;
-    let shards = shards(test_bed, &client).await?;
-    let producer = client.producer(ProducerOptions::default());
-    let (stop, stopped) = watch::channel(false);
-    let mut writers = JoinSet::new();
-    let mut acks = Vec::new();
-    for partition in 0..test_bed.context.partitions {
-        let now = Instant::now();
-        let first = LastAck { sent: now, at: now, errors: 0, longest: Duration::ZERO };
-        let (sender, last_ack) = watch::channel(first);
-        acks.push(last_ack);
-        writers.spawn(write(producer.clone(), partition, sender, stopped.clone()));
-    }
+    let shards = test_bed.shards().await?;
+    let mut probe = AckProbe::start(&client, TOPIC, test_bed.context.partitions);
+    let mut acks = probe.partitions();
     let (mut outages, mut others) = (Vec::new(), Duration::ZERO);
     let (mut kills, mut elections) = (0, Elections::default());
     while kills < args.kills && !test_bed.is_over() {
@@ -214,20 +192,14 @@ async fn execute(args: &FailoverArgs, test_bed: &mut TestBed) -> anyhow::Result<
         test_bed.cluster.wait_until_healthy(READY_MAX).await?;
     }
     let pauses = pause_leaders(args, test_bed, &mut rng).await?;
-    stop.send_replace(true);
-    while let Some(writer) = writers.join_next().await {
-        writer?;
-    }
-    let errors = acks.iter().map(|last_ack| last_ack.borrow().errors).sum();
-    outages.sort_unstable();
-    let at = |part: usize| {
-        let index = (outages.len() * part).div_ceil(100).saturating_sub(1);
-        outages.get(index).map_or(0, Duration::as_millis)
-    };
+    probe.stop().await?;
+    let errors = probe.take().errors;
+    let samples = outages.len();
+    let mut at = |percent| percentile(&mut outages, percent).as_millis();
     let report = FailoverReport {
         nodes: args.common.nodes,
         kills,
-        samples: outages.len(),
+        samples,
         p50_ms: at(50),
         p99_ms: at(99),
         max_ms: at(100),
@@ -255,40 +227,6 @@ async fn execute(args: &FailoverArgs, test_bed: &mut TestBed) -> anyhow::Result<
         ensure!(percent <= most, "{percent:.1} % of the elections failed, at most {most} % may");
     }
     Ok(())
-}
-
-/// Returns the shard of each partition.
-async fn shards(test_bed: &TestBed, client: &Client) -> anyhow::Result<Vec<u32>> {
-    let mut shards = Vec::new();
-    for partition in 0..test_bed.context.partitions {
-        shards.push(client.route(TOPIC, partition).await?.shard_id);
-    }
-    Ok(shards)
-}
-
-/// Writes one batch at a time to one partition.
-async fn write(
-    producer: Producer,
-    partition: u32,
-    last_ack: watch::Sender<LastAck>,
-    stopped: watch::Receiver<bool>,
-) {
-    let value = Some(vec![7; 100].into());
-    let records = Arc::new(vec![Record { value, ..Record::default() }]);
-    while !*stopped.borrow() {
-        let sent = Instant::now();
-        let result = producer.append(TOPIC, partition, &*records).await;
-        last_ack.send_modify(|ack| match result {
-            Ok(_) => {
-                let at = Instant::now();
-                let longest = ack.longest.max(at - ack.at);
-                *ack = LastAck { sent, at, longest, ..*ack };
-            }
-            Err(_) => ack.errors += 1,
-        });
-        // Without a pause one client would use both cores of a small host.
-        sleep(Duration::from_millis(1)).await;
-    }
 }
 
 fn log(args: &FailoverArgs, test_bed: &TestBed, report: &FailoverReport) -> anyhow::Result<()> {

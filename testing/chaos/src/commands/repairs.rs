@@ -7,29 +7,26 @@
 //! - a bit of the leader, and one of a follower;
 //! - a bit of the leader, while another voter is being replaced.
 
-use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
 use clap::Args;
-use helix_client::{Client, NewTopic, Producer, ProducerOptions};
+use helix_client::{Client, NewTopic, ProducerOptions};
 use helix_proto::log::v1::Record;
 use rand::SeedableRng;
 use rand::rngs::StdRng;
-use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 
-use super::ack_probe::PROBE_TOPIC;
+use super::ack_probe::{AckProbe, AckTimes, PROBE_TOPIC};
 use super::test_bed::{READY_MAX, TestBed, TestBedOptions};
 use super::{CommonArgs, parse_duration};
 use crate::logger::Logger;
 use crate::node_client::NodeClient;
 use crate::operator;
 use crate::segment_damage;
-use crate::sync::lock;
 use crate::workload::{TOPIC, TopicPlan, WorkloadShape};
 
 /// Partitions of the probe, one in each data shard.
@@ -131,7 +128,7 @@ async fn execute(args: &RepairsArgs, catch_up: u64, test_bed: &mut TestBed) -> a
         let had = had.into_iter().filter(|(shard, _)| *shard == nodes.shard).collect();
         test_bed.wait_until_purged(&had).await?;
     }
-    let gaps = GapProbe::start(&client);
+    let mut gaps = AckProbe::start(&client, PROBE_TOPIC, PROBE_PARTITIONS);
     sleep(WARM).await;
     test_bed.cluster.start_node(nodes.other)?;
     let lag = wait_until_behind(test_bed, nodes).await?;
@@ -174,7 +171,7 @@ async fn execute(args: &RepairsArgs, catch_up: u64, test_bed: &mut TestBed) -> a
 async fn flip_and_repair(
     args: &RepairsArgs,
     test_bed: &mut TestBed,
-    gaps: &GapProbe,
+    gaps: &AckProbe,
     shard: u32,
     flips: &[(u64, usize)],
     what: &str,
@@ -207,7 +204,7 @@ async fn flip_and_repair(
     }
     let took = begin.elapsed();
     test_bed.cluster.wait_until_healthy(test_bed.left()).await?;
-    let (gap, errors) = gaps.take();
+    let AckTimes { gap, errors, .. } = gaps.take();
     test_bed.logger.log(format_args!(
         "repaired {what} in {took:.2?}, healthy after {:.2?}; longest time without an ack \
          {gap:.2?}, {errors} errors",
@@ -276,78 +273,5 @@ async fn read(node: &NodeClient, bytes: u64) -> anyhow::Result<u64> {
         if read == 0 || left == 0 {
             return Ok(offset);
         }
-    }
-}
-
-/// Longest time between two acks of a partition so far.
-#[derive(Debug, Clone, Copy)]
-struct AckGap {
-    last: Instant,
-    longest: Duration,
-    errors: u64,
-}
-
-/// Writers of one batch at a time to each partition of the probe topic.
-struct GapProbe {
-    stop: watch::Sender<bool>,
-    writers: JoinSet<()>,
-    gaps: Arc<Mutex<BTreeMap<u32, AckGap>>>,
-}
-
-impl GapProbe {
-    fn start(client: &Client) -> Self {
-        let (stop, stopped) = watch::channel(false);
-        let gaps = Arc::new(Mutex::new(BTreeMap::new()));
-        let mut writers = JoinSet::new();
-        for partition in 0..PROBE_PARTITIONS {
-            let producer = client.producer(ProducerOptions::default());
-            writers.spawn(probe(producer, partition, gaps.clone(), stopped.clone()));
-        }
-        Self { stop, writers, gaps }
-    }
-
-    /// Returns the longest time without an ack, and the number of errors, since the last call.
-    fn take(&self) -> (Duration, u64) {
-        let mut gaps = lock(&self.gaps);
-        let now = Instant::now();
-        let longest = gaps.values().map(|gap| gap.longest.max(now - gap.last)).max();
-        let errors = gaps.values().map(|gap| gap.errors).sum();
-        for gap in gaps.values_mut() {
-            *gap = AckGap { last: now, longest: Duration::ZERO, errors: 0 };
-        }
-        (longest.unwrap_or_default(), errors)
-    }
-
-    async fn stop(mut self) -> anyhow::Result<()> {
-        self.stop.send_replace(true);
-        while let Some(writer) = self.writers.join_next().await {
-            writer?;
-        }
-        Ok(())
-    }
-}
-
-async fn probe(
-    producer: Producer,
-    partition: u32,
-    gaps: Arc<Mutex<BTreeMap<u32, AckGap>>>,
-    stopped: watch::Receiver<bool>,
-) {
-    let value = Some(vec![7; 100].into());
-    let records = [Record { value, ..Record::default() }];
-    while !*stopped.borrow() {
-        let result = producer.append(PROBE_TOPIC, partition, &records[..]).await;
-        {
-            let mut gaps = lock(&gaps);
-            let now = Instant::now();
-            let first = AckGap { last: now, longest: Duration::ZERO, errors: 0 };
-            let gap = gaps.entry(partition).or_insert(first);
-            match result {
-                Ok(_) => (gap.longest, gap.last) = (gap.longest.max(now - gap.last), now),
-                Err(_) => gap.errors += 1,
-            }
-        }
-        // Without a pause one client would use both cores of a small host.
-        sleep(Duration::from_millis(2)).await;
     }
 }

@@ -59,7 +59,7 @@ async fn execute(args: &RollingArgs, test_bed: &mut TestBed) -> anyhow::Result<(
     admin.create_topic(&NewTopic::new(PROBE_TOPIC, test_bed.context.partitions)).await?;
     test_bed.start_workload()?;
     test_bed.progress().await?;
-    let ack_probe = AckProbe::start(&client, test_bed.context.partitions);
+    let mut ack_probe = AckProbe::start(&client, PROBE_TOPIC, test_bed.context.partitions);
     // The first appends pay for connection setup.
     sleep(Duration::from_secs(1)).await;
     ack_probe.take();
