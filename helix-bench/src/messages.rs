@@ -194,7 +194,7 @@ mod tests {
         let path = dir.path().join("payload");
         crate::figures::write_file(&path, b"one\n\ntwo\n").unwrap();
         let whole = MessagePool::of_file(&path, 9).unwrap();
-        assert_eq!(whole.producer(0, KeyDistribution::NoKey, 1).next().1, b"one\n\ntwo\n");
+        assert_eq!(&whole.producer(0, KeyDistribution::NoKey, 1).next().1[..], b"one\n\ntwo\n");
         let error = MessagePool::of_file(&path, 10).unwrap_err().to_string();
         assert!(error.contains("has 9 bytes and messageSize is 10"), "{error}");
         let mut parts =
