@@ -443,7 +443,7 @@ fn checkpoint_whose_history_does_not_lead_to_its_offset_is_refused() {
     let mut wrong = bytes.clone();
     wrong[at + 1] = 21;
     let restored = |bytes: &[u8]| {
-        GroupTable::default().restore(crate::log::group::GroupRecord::decode(bytes).unwrap())
+        GroupTable::default().restore(crate::records::GroupRecord::decode(bytes).unwrap())
     };
     assert_eq!(restored(&bytes), Ok(()));
     assert!(restored(&wrong).unwrap_err().contains("does not lead to its offset"));
