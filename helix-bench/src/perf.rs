@@ -64,7 +64,7 @@ pub(crate) struct PerfArgs {
     #[arg(long, value_name = "FILE")]
     payload_file: Option<PathBuf>,
     /// Text between the values of the file [default: a new line]
-    #[arg(long, value_name = "TEXT", requires = "payload_file")]
+    #[arg(long, value_name = "TEXT", requires = "payload_file", conflicts_with = "record_size")]
     payload_delimiter: Option<String>,
     /// Records per second; -1 sends as fast as acks allow
     #[arg(

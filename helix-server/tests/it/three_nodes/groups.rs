@@ -1,12 +1,13 @@
 //! Consumer groups on three nodes: the coordinator fails, and readers are anywhere.
 
 use std::collections::BTreeSet;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use helix_client::GroupEvent;
 use helix_proto::log::v1::{
     CommitFallback, DescribeGroupRequest, ErrorReason, GetOffsetsRequest, HeartbeatRequest,
 };
+use tokio::time::Instant;
 
 use crate::groups::{TestMember, fetch_from_group, groups, offsets};
 use crate::support::{TestServer, detail, reason, soon};
