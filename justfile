@@ -75,6 +75,7 @@ bench-slow-disks:
 # Run the Criterion benchmarks.
 criterion:
     cargo bench -p helix-proto
+    cargo bench -p helix-transport
     cargo bench -p helix-wal
     cargo bench -p helix-server
 
