@@ -76,6 +76,7 @@ bench-slow-disks:
 criterion:
     cargo bench -p helix-proto
     cargo bench -p helix-transport
+    cargo bench -p helix-tls --features issue
     cargo bench -p helix-wal
     cargo bench -p helix-server
 
