@@ -282,6 +282,7 @@ fn connections_are_opened_and_their_requests_delivered() {
     for (row, count) in rows.iter().zip([20, 50]) {
         assert_eq!((&row["count"], &row["opened"]), (&Value::from(count), &Value::from(count)));
         assert_eq!(row["active"], count / 10);
+        assert!(number(&row["opened_per_sec"]) > 0.0 && row["run"]["tls"] == false, "{row}");
         assert_eq!((&row["lost"], number(&row["delivered_percent"])), (&Value::from(0), 100.0));
         assert!(number(&row["run"]["latency_us"]["p99"]) > 0.0);
     }
