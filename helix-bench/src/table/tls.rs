@@ -71,7 +71,7 @@ impl<'a> TlsPairs<'a> {
 
     /// Reports whether a run is in a pair.
     pub(super) fn contains(&self, run: &Value) -> bool {
-        self.by_shape.contains_key(&shape(run))
+        run["tls"].is_boolean() && self.by_shape.contains_key(&shape(run))
     }
 
     /// Returns the table; `None` without pairs.
