@@ -316,7 +316,8 @@ const SEQUENCER_LATENCY_COLUMNS: [&str; 11] = [
     "doubled",
 ];
 const SEQUENCER_STEP_COLUMNS: [&str; 4] = ["one in flight", "lowest %", "mean us", "max"];
-const SEQUENCER_THROUGHPUT_COLUMNS: [&str; 10] = [
+const SEQUENCER_THROUGHPUT_COLUMNS: [&str; 11] = [
+    "all publish",
     "message",
     "batch",
     "messages/s",
@@ -356,6 +357,7 @@ fn sequencer(result: &Value) -> Vec<ResultTable> {
         let nodes: Vec<String> = rows(&row["node_messages_per_sec"]).iter().map(count).collect();
         let order = if row["is_order_equal"] == true { "equal" } else { "DIFFERENT" };
         vec![
+            text(&row["name"]),
             bytes_text(usize::try_from(row["size"].as_u64().unwrap_or(0)).unwrap_or(0)),
             count(&row["batch_size"]),
             count(&row["messages_per_sec"]),
