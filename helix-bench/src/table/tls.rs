@@ -26,8 +26,16 @@ const COLUMNS: [&str; 12] = [
 /// Fields that are equal in runs of one load, beside mode and storage.
 const SHAPE: [&str; 5] = ["clients", "connections", "size", "batch_size", "in_flight"];
 
+/// Measure that is compared.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum PairMeasure {
+    Records,
+    /// The connections that were opened for a run.
+    Connections,
+}
+
 /// Load and setup of a run; orders the rows.
-type RunShape = (String, String, u64, [u64; 5]);
+type RunShape = (PairMeasure, String, String, u64, [u64; 5]);
 
 /// Runs that were made with and without TLS, in the order of the results.
 #[derive(Debug, Default)]
@@ -48,10 +56,10 @@ impl<'a> TlsPairs<'a> {
         let mut pairs = Self::default();
         for result in results {
             if is_load(result) {
-                pairs.add(&result["records_per_sec"], result);
+                pairs.add(PairMeasure::Records, &result["records_per_sec"], result);
             } else if result["mode"] == "connections" {
                 for row in rows(&result["rows"]) {
-                    pairs.add(&row["opened_per_sec"], &row["run"]);
+                    pairs.add(PairMeasure::Connections, &row["opened_per_sec"], &row["run"]);
                 }
             }
         }
@@ -59,25 +67,26 @@ impl<'a> TlsPairs<'a> {
         pairs
     }
 
-    fn add(&mut self, per_sec: &Value, run: &'a Value) {
+    fn add(&mut self, measure: PairMeasure, per_sec: &Value, run: &'a Value) {
         // Results of earlier versions do not tell.
         let (Some(per_sec), Some(is_tls)) = (per_sec.as_f64(), run["tls"].as_bool()) else {
             return;
         };
-        let sides = self.by_shape.entry(shape(run)).or_default();
+        let sides = self.by_shape.entry(shape(measure, run)).or_default();
         let side = if is_tls { &mut sides.tls } else { &mut sides.plain };
         side.push((per_sec, run));
     }
 
     /// Reports whether a run is in a pair.
     pub(super) fn contains(&self, run: &Value) -> bool {
-        run["tls"].is_boolean() && self.by_shape.contains_key(&shape(run))
+        let shape = shape(PairMeasure::Records, run);
+        run["tls"].is_boolean() && self.by_shape.contains_key(&shape)
     }
 
     /// Returns the table; `None` without pairs.
     pub(super) fn table(&self) -> Option<ResultTable> {
-        let rows: Vec<Vec<String>> =
-            self.by_shape.values().filter_map(|sides| sides.row()).collect();
+        let rows = self.by_shape.iter().filter_map(|((measure, ..), sides)| sides.row(*measure));
+        let rows: Vec<Vec<String>> = rows.collect();
         let title = "With and without TLS: medians, and the ratio of each pair of runs".to_owned();
         let (columns, notes) = (COLUMNS.to_vec(), Vec::new());
         (!rows.is_empty()).then_some(ResultTable { title, columns, rows, notes })
@@ -85,19 +94,21 @@ impl<'a> TlsPairs<'a> {
 }
 
 impl TlsSides<'_> {
-    fn row(&self) -> Option<Vec<String>> {
+    fn row(&self, measure: PairMeasure) -> Option<Vec<String>> {
         let ratios = self.plain.iter().zip(&self.tls).map(|(plain, tls)| tls.0 / plain.0);
         let ratio = MedianRange::of(ratios)?;
         let (_, run) = self.plain.first()?;
         let load = &run["load"];
-        let is_open_loop = load["rate"].is_number();
-        let name = match (text(&load["mode"]), load["stream"] == true) {
-            // A run at a rate has been compared by the opening of its connections.
-            _ if is_open_loop => "connections".to_owned(),
-            (mode, true) => format!("{mode}, stream"),
-            (mode, false) => mode,
+        let mode = text(&load["mode"]);
+        let (name, unit, clients) = match measure {
+            PairMeasure::Connections => {
+                ("connections".to_owned(), "opened/s", &load["connections"])
+            }
+            PairMeasure::Records if load["stream"] == true => {
+                (format!("{mode}, stream"), "records/s", &load["clients"])
+            }
+            PairMeasure::Records => (mode, "records/s", &load["clients"]),
         };
-        let clients = if is_open_loop { &load["connections"] } else { &load["clients"] };
         let size = usize::try_from(load["size"].as_u64().unwrap_or(0)).unwrap_or(0);
         let speed = |side: &[(f64, &Value)]| {
             let median = MedianRange::of(side.iter().map(|(per_sec, _)| *per_sec));
@@ -113,7 +124,7 @@ impl TlsSides<'_> {
             count(clients),
             format!("{} x {}", bytes_text(size), count(&load["batch_size"])),
             self.plain.len().min(self.tls.len()).to_string(),
-            if is_open_loop { "opened/s" } else { "records/s" }.to_owned(),
+            unit.to_owned(),
             speed(&self.plain),
             speed(&self.tls),
             known(Some(ratio.median), 2),
@@ -124,12 +135,12 @@ impl TlsSides<'_> {
     }
 }
 
-fn shape(run: &Value) -> RunShape {
+fn shape(measure: PairMeasure, run: &Value) -> RunShape {
     let load = &run["load"];
     let mode = format!("{} {} {}", text(&load["mode"]), load["stream"], load["rate"]);
     let nodes = run["node_count"].as_u64().unwrap_or_default();
     let numbers = SHAPE.map(|name| load[name].as_u64().unwrap_or_default());
-    (mode, text(&run["storage"]), nodes, numbers)
+    (measure, mode, text(&run["storage"]), nodes, numbers)
 }
 
 #[cfg(test)]
