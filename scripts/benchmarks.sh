@@ -172,7 +172,8 @@ publish() {
     "$programs/helix-bench" tables "$@" "${limits[@]}" > "$results/tables.md" ||
         fail 1 "cannot make the tables of $*"
     for plot in $(sed -n 's/^wrote \(.*\.svg\)$/\1/p' "$results/plots.txt"); do
-        echo "![$(basename "$plot" .svg)](benchmarks/$(basename "$plot"))" >> "$results/tables.md"
+        plot=${plot##*/}
+        echo "![${plot%.svg}](benchmarks/$plot)" >> "$results/tables.md"
     done
     section "$name" < "$results/tables.md"
 }
