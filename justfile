@@ -56,11 +56,11 @@ readme:
 bench *args:
     cargo run --release -p helix-bench -- {{args}}
 
-# Run the reference benchmarks; write tables and plots into docs/ (about 40 minutes).
+# Run the reference benchmarks; write tables and plots into docs/ (about 50 minutes).
 benchmarks:
     bash scripts/benchmarks.sh
 
-# The same in about ten minutes, with two seconds a row.
+# The same in less than ten minutes, with two seconds a row and fewer rows.
 benchmarks-quick:
     bash scripts/benchmarks.sh --quick
 
@@ -75,6 +75,8 @@ bench-slow-disks:
 # Run the Criterion benchmarks.
 criterion:
     cargo bench -p helix-proto
+    cargo bench -p helix-transport
+    cargo bench -p helix-tls --features issue
     cargo bench -p helix-wal
     cargo bench -p helix-server
 

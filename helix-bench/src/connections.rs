@@ -9,6 +9,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use schemars::JsonSchema;
 use serde::Serialize;
 use tokio::task::{JoinError, JoinSet};
+use tokio::time::Instant;
 
 use crate::format::{grouped, replication_text};
 use crate::load::{BenchLoad, LoadArgs, LoadMode, check_count};
@@ -67,6 +68,8 @@ struct ConnectionsRow {
     count: usize,
     opened: usize,
     active: usize,
+    /// Connections opened per second, each with its first request; with TLS, a full handshake each.
+    opened_per_sec: f64,
     /// Responses divided by requests, in percent.
     delivered_percent: f64,
     /// Growth of the nodes' resident memory by the idle connections, divided by their number.
@@ -178,7 +181,9 @@ async fn measure(load: &BenchLoad, count: usize) -> Result<ConnectionsRow> {
     let target = BenchTarget::connect(load).await?;
     let ends = target.ends().await?;
     let closed = target.observe().await;
+    let opening_from = Instant::now();
     let refused = open_all(&target, count).await?;
+    let opening_secs = opening_from.elapsed().as_secs_f64().max(1e-9);
     let open = target.observe().await;
     let pool = BatchPool::new(load.payload, load.size, 1, load.seed, load.clients);
     let lanes = write::lanes(load, &target, |lane| BatchSource::BatchPool(pool.lane(lane)));
@@ -197,6 +202,7 @@ async fn measure(load: &BenchLoad, count: usize) -> Result<ConnectionsRow> {
         count,
         opened,
         active: load.clients,
+        opened_per_sec: opened as f64 / opening_secs,
         delivered_percent: 100.0 * outcome.meter.requests as f64 / sent.max(1) as f64,
         bytes_per_connection: grown
             .filter(|_| opened > 0)
@@ -256,7 +262,8 @@ impl ConnectionsReport {
         );
         if let Some(run) = rows.first().map(|row| &row.run) {
             title += &format!(
-                "; storage {}, {}, acks {}, server {}",
+                "; {}, storage {}, {}, acks {}, server {}",
+                if run.tls { "TLS" } else { "no TLS" },
                 run.storage,
                 replication_text(run.node_count, run.replication),
                 run.durability,

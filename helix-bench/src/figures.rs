@@ -316,13 +316,19 @@ fn sequencer(results: &[&NamedResult]) -> Vec<Figure> {
     let mut latency = Vec::new();
     for (run, named) in results.iter().enumerate() {
         let name = |measure: &str| series_name(measure, &named.name, results.len());
-        for (measure, label) in ["batched", "one message a batch"].into_iter().enumerate() {
+        let kinds = ["batched", "one message a batch", "embedded, memory", "embedded, durable"];
+        for (measure, label) in kinds.into_iter().enumerate() {
             let rows = rows(&named.result["throughput"]).iter();
-            let of_kind = rows.filter(|row| (row["batch_size"] == 1) == (measure == 1));
+            let of_kind = rows.filter(|row| match row["name"].as_str() {
+                Some(name) if name.starts_with("embedded") => name == label,
+                _ => measure == usize::from(row["batch_size"] == 1),
+            });
             let point =
                 |row: &Value| Some((row["size"].as_f64()?, row["messages_per_sec"].as_f64()?));
             let points = sorted(of_kind.filter_map(point).collect());
-            throughput.push(ChartSeries { name: name(label), measure, run, points });
+            if measure < 2 || !points.is_empty() {
+                throughput.push(ChartSeries { name: name(label), measure, run, points });
+            }
         }
         let with_steps = rows(&named.result["latency"]).iter();
         let with_steps: Vec<&Value> =

@@ -9,6 +9,8 @@ use rustix::time::{ClockId, clock_gettime};
 use schemars::JsonSchema;
 use serde::Serialize;
 
+use crate::disk::DiskInfo;
+
 /// Host that the client ran on.
 #[derive(Debug, Clone, Serialize, JsonSchema)]
 pub(crate) struct HostInfo {
@@ -19,6 +21,8 @@ pub(crate) struct HostInfo {
     pub(crate) os: &'static str,
     pub(crate) arch: &'static str,
     pub(crate) kernel: String,
+    /// Disk of the working directory; `None` if the system does not tell.
+    pub(crate) disk: Option<DiskInfo>,
 }
 
 impl HostInfo {
@@ -31,6 +35,7 @@ impl HostInfo {
             os: std::env::consts::OS,
             arch: std::env::consts::ARCH,
             kernel: kernel.release().to_string_lossy().into_owned(),
+            disk: DiskInfo::of(Path::new(".")),
         }
     }
 }

@@ -6,7 +6,8 @@ use anyhow::Result;
 use serde_json::Value;
 
 use crate::figures::{self, NamedResult};
-use crate::format::escaped;
+use crate::format::{escaped, grouped};
+use crate::limits::KnownLimits;
 use crate::table;
 
 const STYLE: &str = "body{font:15px sans-serif;max-width:72em;margin:2em auto;padding:0 1em;\
@@ -31,6 +32,15 @@ const DURABILITIES: [&str; 5] = [
     "/throughput/0/durability",
 ];
 
+/// Places of the nodes' disk in results of all modes.
+const DISKS: [&str; 5] = [
+    "/disk",
+    "/nodes/0/disk",
+    "/rows/0/run/nodes/0/disk",
+    "/steps/0/run/nodes/0/disk",
+    "/runs/0/server/nodes/0/disk",
+];
+
 /// Returns the page. `limits` are further results that tables compare with.
 ///
 /// # Errors
@@ -47,6 +57,11 @@ pub(crate) fn page(results: &[NamedResult], limits: &[Value]) -> Result<String> 
     for figure in figures::figures(results)? {
         out += &figure.svg();
     }
+    let known_limits = KnownLimits::among(values.iter().chain(limits));
+    if let Some(log) = known_limits.log("write", &Value::from("disk")) {
+        // Ignored: writing to a string does not fail.
+        let _ = writeln!(out, "<p>Sequential writes of the log alone: {} MB/s</p>", grouped(log));
+    }
     out += "<h2>Runs</h2>\n<ul>\n";
     for named in results {
         // Ignored: writing to a string does not fail.
@@ -62,13 +77,21 @@ fn run(named: &NamedResult) -> String {
         found.cloned().unwrap_or(Value::Null)
     };
     let machine = &named.result["machine"];
+    let disk = match find(&DISKS) {
+        Value::Null => machine["disk"].clone(),
+        disk => disk,
+    };
+    let model = match &disk["model"] {
+        Value::Null => &disk["device"],
+        model => model,
+    };
     let text = |value: &Value| match value {
         Value::String(text) => escaped(text),
         Value::Null => "unknown".to_owned(),
         other => other.to_string(),
     };
     format!(
-        "{}: <code>{}</code>; server {}, durability {}; {} cores of {}, {} {}, kernel {}",
+        "{}: <code>{}</code>; server {}, durability {}; {} cores of {}, {} {}, kernel {}, {} on {}",
         escaped(&named.name),
         text(&named.result["command"]),
         text(&find(&VERSIONS)),
@@ -78,6 +101,8 @@ fn run(named: &NamedResult) -> String {
         text(&machine["os"]),
         text(&machine["arch"]),
         text(&machine["kernel"]),
+        text(&disk["file_system"]),
+        text(model),
     )
 }
 
@@ -93,15 +118,18 @@ mod tests {
             "server_version": "0.1.0", "durability": "quorum-written",
             "latency_us": { "p50": 100.0, "p99": 200.0, "p999": 300.0 },
             "load": { "mode": "write", "clients": 4, "size": 1024, "batch_size": 100 },
+            "nodes": [{ "disk": { "file_system": "ext4", "device": "/dev/a", "model": "a disk" } }],
             "machine": {
                 "cores": 2, "cpu": "a CPU", "os": "linux", "arch": "x86_64", "kernel": "6.1",
             },
         });
-        let page = page(&[NamedResult { name: "one".to_owned(), result: run }], &[]).unwrap();
+        let log = serde_json::json!({ "mode": "wal", "storage": "disk", "mb_per_sec": 512.0 });
+        let page = page(&[NamedResult { name: "one".to_owned(), result: run }], &[log]).unwrap();
+        assert!(page.contains("the log alone: 512 MB/s</p>"), "{page}");
         assert!(page.contains("<td>1 KiB x 100</td>"), "{page}");
         assert_eq!(page.matches("<svg ").count(), 2);
         assert!(page.contains("<code>helix-bench write --clients 4 &gt; x</code>; server 0.1.0"));
         assert!(page.contains("durability quorum-written; 2 cores of a CPU"));
-        assert!(page.contains("a CPU, linux x86_64, kernel 6.1"));
+        assert!(page.contains("a CPU, linux x86_64, kernel 6.1, ext4 on a disk</li>"));
     }
 }

@@ -11,6 +11,7 @@ mod compare;
 mod completion;
 mod connections;
 mod delivery;
+mod disk;
 mod e2e;
 mod examples;
 mod exit;

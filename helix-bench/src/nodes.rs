@@ -8,6 +8,7 @@ use helix_proto::log::v1::GetNodeStatusResponse;
 use schemars::JsonSchema;
 use serde::Serialize;
 
+use crate::disk::DiskInfo;
 use crate::meter::LoadMeter;
 use crate::target::{NodeObservation, Observation};
 
@@ -35,6 +36,8 @@ pub(crate) struct NodeUsage {
     pub(crate) durability: String,
     pub(crate) sync_p50_us: Option<f64>,
     pub(crate) sync_p99_us: Option<f64>,
+    /// Disk of the data directory; `None` in memory, and if the node runs on another host.
+    pub(crate) disk: Option<DiskInfo>,
     /// `None` if the node did not answer before the run or was restarted during it.
     pub(crate) cpu_seconds: Option<f64>,
     /// `None` if the node does not report it.
@@ -80,6 +83,7 @@ pub(crate) fn nodes(before: &Observation, after: &Observation) -> Vec<NodeUsage>
             durability: status.durability.clone(),
             sync_p50_us: status.sync_p50.as_ref().map(micros),
             sync_p99_us: status.sync_p99.as_ref().map(micros),
+            disk: DiskInfo::of_node(address, &status.data_dir),
             cpu_seconds: earlier.and_then(|earlier| cpu_seconds(earlier, seen)),
             rss_bytes: Some(status.rss_bytes).filter(|bytes| *bytes > 0),
             shards: status.shards.len(),

@@ -57,6 +57,8 @@ pub(crate) struct BenchReport {
     /// Replication factor of the topic, as reported by the cluster.
     pub(crate) replication: u32,
     pub(crate) idempotent: Option<bool>,
+    /// The connections used TLS.
+    pub(crate) tls: bool,
     pub(crate) server_version: String,
     pub(crate) sync_p50_us: Option<f64>,
     pub(crate) sync_p99_us: Option<f64>,
@@ -128,6 +130,7 @@ impl BenchReport {
             node_count: target.addresses.len(),
             replication: target.topic.replication_factor,
             idempotent: (load.mode != LoadMode::Read).then_some(load.idempotent),
+            tls: load.cluster.tls.is_some(),
             server_version: distinct(versions),
             sync_p50_us: worst(|node| node.sync_p50_us),
             sync_p99_us: worst(|node| node.sync_p99_us),

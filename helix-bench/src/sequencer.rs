@@ -6,6 +6,7 @@
 
 mod check;
 mod cut;
+mod embedded;
 mod local;
 mod node;
 mod order;
@@ -17,7 +18,7 @@ use serde::Serialize;
 
 use self::check::{CheckOutcome, CheckStep};
 use self::local::LocalRowArgs;
-use self::node::LatencyOutcome;
+use self::node::{LatencyOutcome, ThroughputOutcome};
 use self::order::OrderFindings;
 use crate::ceiling::CeilingProcess;
 use crate::format::{bytes_text, replication_text};
@@ -32,6 +33,9 @@ use crate::{exit, interrupt, progress, runner, write};
 
 /// Name of the created topics, before the process id.
 const TOPIC_PREFIX: &str = "bench-sequencer";
+
+/// Name of the throughput rows of the cluster.
+const OVER_GRPC: &str = "gRPC";
 
 /// Shares for which mean and maximum are reported.
 const PERCENTS: [f64; 6] = [75.0, 90.0, 99.0, 99.9, 99.99, 99.999];
@@ -125,6 +129,7 @@ impl SequencerLatency {
 /// Throughput of all nodes.
 #[derive(Debug, Serialize, JsonSchema)]
 struct SequencerThroughput {
+    name: &'static str,
     size: usize,
     batch_size: u32,
     /// Messages per second of the stream, as the slowest node saw it.
@@ -139,6 +144,25 @@ struct SequencerThroughput {
     first_error: Option<String>,
     #[serde(flatten)]
     findings: OrderFindings,
+}
+
+impl SequencerThroughput {
+    fn new(name: &'static str, load: &BenchLoad, outcome: ThroughputOutcome) -> Self {
+        let seen = outcome.rates.iter().map(|(seen, _)| *seen);
+        Self {
+            name,
+            size: load.size,
+            batch_size: load.batch_size,
+            messages_per_sec: seen.reduce(f64::min).unwrap_or_default(),
+            node_messages_per_sec: outcome.rates.iter().map(|(_, own)| *own).collect(),
+            latency_us: outcome.seen.percentiles(),
+            durability: weakest(outcome.acks.keys().copied()).unwrap_or("unknown").to_owned(),
+            is_order_equal: outcome.is_order_equal,
+            errors: outcome.failures.count,
+            first_error: outcome.failures.first,
+            findings: outcome.findings,
+        }
+    }
 }
 
 /// Validated parts of a run.
@@ -264,20 +288,16 @@ async fn throughput(plan: &SequencerPlan, report: &mut SequencerReport) -> Resul
         ));
         let outcome =
             on_stream(plan, load, report, async |target| node::throughput(load, target).await);
-        let outcome = outcome.await?;
-        let seen = outcome.rates.iter().map(|(seen, _)| *seen);
-        report.throughput.push(SequencerThroughput {
-            size: load.size,
-            batch_size: load.batch_size,
-            messages_per_sec: seen.reduce(f64::min).unwrap_or_default(),
-            node_messages_per_sec: outcome.rates.iter().map(|(_, own)| *own).collect(),
-            latency_us: outcome.seen.percentiles(),
-            durability: weakest(outcome.acks.keys().copied()).unwrap_or("unknown").to_owned(),
-            is_order_equal: outcome.is_order_equal,
-            errors: outcome.failures.count,
-            first_error: outcome.failures.first,
-            findings: outcome.findings,
-        });
+        report.throughput.push(SequencerThroughput::new(OVER_GRPC, load, outcome.await?));
+    }
+    let batched = plan.throughput.iter().filter(|load| load.batch_size > 1 && load.rate.is_none());
+    for load in batched {
+        if interrupt::is_requested() {
+            break;
+        }
+        for (name, outcome) in plan.args.local.run_embedded_throughput(load).await? {
+            report.throughput.push(SequencerThroughput::new(name, load, outcome));
+        }
     }
     Ok(())
 }
@@ -344,7 +364,7 @@ impl SequencerReport {
         let failed =
             self.latency.iter().map(|row| (row.name.to_owned(), row.errors, &row.first_error));
         let rows = self.throughput.iter().map(|row| {
-            let name = format!("{} x {}", bytes_text(row.size), row.batch_size);
+            let name = format!("{}, {} x {}", row.name, bytes_text(row.size), row.batch_size);
             (name, row.errors, &row.first_error)
         });
         let notes = failed.chain(rows).filter(|(_, errors, _)| *errors > 0);

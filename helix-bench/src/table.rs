@@ -2,11 +2,14 @@
 //!
 //! A table is made from the result's JSON, so a stored result gives the same table as its run.
 
+mod tls;
+
 use std::fmt::Write as _;
 
 use anyhow::{Result, bail};
 use serde_json::Value;
 
+use self::tls::TlsPairs;
 use crate::format::{bytes_text, escaped, grouped, known};
 use crate::limits::{KnownLimits, LoadLimits, is_ceiling};
 
@@ -135,15 +138,17 @@ fn tables(result: &Value, limits: &KnownLimits<'_>) -> Result<Vec<ResultTable>> 
 /// Returns the tables of several results. Runs of one load each share a table.
 ///
 /// With results of ceilings or of the log alone among them or in `limits`, tables have the ratio to
-/// the lower limit.
+/// the lower limit. Runs of one load with and without TLS are compared in a table of their own.
 ///
 /// # Errors
 /// A result is of a mode without tables.
 pub(crate) fn tables_of_all(results: &[Value], limits: &[Value]) -> Result<Vec<ResultTable>> {
     let limits = KnownLimits::among(results.iter().chain(limits));
+    let pairs = TlsPairs::among(results);
     let (loads, modes): (Vec<&Value>, Vec<&Value>) =
-        results.iter().partition(|result| result["load"]["mode"].is_string());
-    let mut all = Vec::new();
+        results.iter().partition(|result| is_load(result));
+    let loads: Vec<&Value> = loads.into_iter().filter(|run| !pairs.contains(run)).collect();
+    let mut all: Vec<ResultTable> = pairs.table().into_iter().collect();
     for result in modes {
         all.extend(tables(result, &limits)?);
     }
@@ -151,6 +156,11 @@ pub(crate) fn tables_of_all(results: &[Value], limits: &[Value]) -> Result<Vec<R
         all.push(self::loads(&loads, &limits));
     }
     Ok(all)
+}
+
+/// Reports whether a result is of one load, not of several rows.
+fn is_load(result: &Value) -> bool {
+    result["load"]["mode"].is_string()
 }
 
 /// Returns the tables of a result for a terminal.
@@ -209,9 +219,10 @@ fn pubsub(result: &Value, limits: &KnownLimits<'_>) -> ResultTable {
     table
 }
 
-const CONNECTIONS_COLUMNS: [&str; 12] = [
+const CONNECTIONS_COLUMNS: [&str; 13] = [
     "connections",
     "opened",
+    "opened/s",
     "active",
     "requests/s",
     "mean ms",
@@ -230,6 +241,7 @@ fn connections(result: &Value) -> ResultTable {
         vec![
             count(&row["count"]),
             count(&row["opened"]),
+            count(&row["opened_per_sec"]),
             count(&row["active"]),
             count(&run["requests_per_sec"]),
             ms(&latency["mean"]),
@@ -304,7 +316,8 @@ const SEQUENCER_LATENCY_COLUMNS: [&str; 11] = [
     "doubled",
 ];
 const SEQUENCER_STEP_COLUMNS: [&str; 4] = ["one in flight", "lowest %", "mean us", "max"];
-const SEQUENCER_THROUGHPUT_COLUMNS: [&str; 10] = [
+const SEQUENCER_THROUGHPUT_COLUMNS: [&str; 11] = [
+    "all publish",
     "message",
     "batch",
     "messages/s",
@@ -344,6 +357,7 @@ fn sequencer(result: &Value) -> Vec<ResultTable> {
         let nodes: Vec<String> = rows(&row["node_messages_per_sec"]).iter().map(count).collect();
         let order = if row["is_order_equal"] == true { "equal" } else { "DIFFERENT" };
         vec![
+            text(&row["name"]),
             bytes_text(usize::try_from(row["size"].as_u64().unwrap_or(0)).unwrap_or(0)),
             count(&row["batch_size"]),
             count(&row["messages_per_sec"]),

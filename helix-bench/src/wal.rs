@@ -16,6 +16,7 @@ use serde_json::Value;
 use tokio::time::{Duration, Instant};
 
 use self::driver::{WalDriver, WalUnderTest};
+use crate::disk::DiskInfo;
 use crate::format::grouped;
 use crate::host::process_cpu_time;
 use crate::load::check_count;
@@ -114,6 +115,8 @@ pub(crate) struct WalReport {
     durability: &'static str,
     storage: WalStorageKind,
     dir: Option<PathBuf>,
+    /// Disk that was written to.
+    disk: Option<DiskInfo>,
     direct_io: bool,
     /// Segments that trimming freed for reuse during the measured phase.
     recycled_segments: u64,
@@ -230,6 +233,7 @@ fn run(args: &WalArgs) -> Result<WalReport> {
         },
         storage: args.storage,
         dir: log.path.clone(),
+        disk: log.path.as_deref().and_then(DiskInfo::of),
         direct_io: after.direct_io,
         recycled_segments,
         is_steady: recycled_segments > 0,

@@ -1,6 +1,7 @@
-//! Latency without TCP: over a Unix domain socket, and of a node in this process.
+//! Rows without TCP: over a Unix domain socket, and of a node in this process.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use clap::Args;
@@ -13,15 +14,18 @@ use helix_server::error::Error;
 use helix_server::node::StorageKind;
 use tokio::time::{Instant, timeout};
 
-use super::node::{DELIVERY_TIMEOUT, LatencyOutcome, both_phases};
+use super::embedded;
+use super::node::{DELIVERY_TIMEOUT, LatencyOutcome, ThroughputOutcome, both_phases};
 use super::order::{OrderFindings, StreamOrder};
 use crate::budget::SendBudget;
+use crate::format::bytes_text;
 use crate::load::BenchLoad;
 use crate::meter::{LatencyHistogram, LoadMeter};
+use crate::progress;
 use crate::stamp::Stamper;
 use crate::write::{self, stamped};
 
-/// Names of the latency rows.
+/// Names of the rows.
 const TCP: &str = "gRPC over TCP";
 const SOCKET: &str = "gRPC over a Unix socket";
 const MEMORY: &str = "embedded, memory";
@@ -30,16 +34,16 @@ const DURABLE: &str = "embedded, durable";
 /// Bytes that the stream of an embedded node keeps.
 const RETENTION_BYTES: u64 = 64 << 20;
 
-/// Flags of the latency rows without TCP.
+/// Flags of the rows without TCP.
 #[derive(Debug, Clone, Default, Args)]
 pub(super) struct LocalRowArgs {
     /// Add a latency row over the Unix domain socket of a node
     #[arg(long, value_name = "unix:PATH", value_parser = socket, conflicts_with = "check")]
     socket: Option<String>,
-    /// Add a latency row of a node in this process, in memory
+    /// Add rows of a node in this process, in memory: latency, and throughput of batches
     #[arg(long, conflicts_with = "check")]
     embedded: bool,
-    /// Add a latency row of a node in this process, on disk in a new directory below this one
+    /// Add rows of a node in this process, on disk in a new directory below this one
     #[arg(long, value_name = "DIR", conflicts_with = "check")]
     embedded_dir: Option<PathBuf>,
 }
@@ -59,7 +63,22 @@ impl LocalRowArgs {
         [(TCP, load.clone())].into_iter().chain(self.socket.as_ref().map(over_socket)).collect()
     }
 
-    /// Measures the rows of nodes in this process.
+    /// Returns the nodes in this process, each with an empty log.
+    fn nodes(&self) -> Result<Vec<LocalNode>> {
+        let mut nodes = Vec::new();
+        if self.embedded {
+            let config = ServerConfig::in_memory();
+            nodes.push(LocalNode { name: MEMORY, config, _data: None });
+        }
+        if let Some(directory) = &self.embedded_dir {
+            let data = data_dir(directory)?;
+            let config = ServerConfig::in_dir(data.path());
+            nodes.push(LocalNode { name: DURABLE, config, _data: Some(data) });
+        }
+        Ok(nodes)
+    }
+
+    /// Measures the latency of nodes in this process.
     ///
     /// # Errors
     /// A node could not be opened, or a message could not be appended or read.
@@ -68,15 +87,37 @@ impl LocalRowArgs {
         load: &BenchLoad,
     ) -> Result<Vec<(&'static str, LatencyOutcome)>> {
         let mut outcomes = Vec::new();
-        if self.embedded {
-            outcomes.push((MEMORY, on_task(load, ServerConfig::in_memory()).await?));
-        }
-        if let Some(directory) = &self.embedded_dir {
-            let data = data_dir(directory)?;
-            outcomes.push((DURABLE, on_task(load, ServerConfig::in_dir(data.path())).await?));
+        for node in self.nodes()? {
+            let latency = latency(load.clone(), node.config);
+            outcomes.push((node.name, on_task(latency).await?));
         }
         Ok(outcomes)
     }
+
+    /// Measures the throughput of nodes in this process, as a closed loop.
+    ///
+    /// # Errors
+    /// A node could not be opened, or a message could not be appended or read.
+    pub(super) async fn run_embedded_throughput(
+        &self,
+        load: &BenchLoad,
+    ) -> Result<Vec<(&'static str, ThroughputOutcome)>> {
+        let mut outcomes = Vec::new();
+        for node in self.nodes()? {
+            progress::step(&format!("throughput of {}, {}", bytes_text(load.size), node.name));
+            let throughput = throughput(load.clone(), node.config);
+            outcomes.push((node.name, on_task(throughput).await?));
+        }
+        Ok(outcomes)
+    }
+}
+
+/// A node in this process.
+struct LocalNode {
+    name: &'static str,
+    config: ServerConfig,
+    /// Data directory, which is removed with this value.
+    _data: Option<tempfile::TempDir>,
 }
 
 /// Creates a directory that is removed at the end.
@@ -88,14 +129,37 @@ fn data_dir(parent: &Path) -> Result<tempfile::TempDir> {
 }
 
 /// Measures on a task, so that the caller and the node share the runtime's threads.
-async fn on_task(load: &BenchLoad, config: ServerConfig) -> Result<LatencyOutcome> {
-    tokio::spawn(latency(load.clone(), config)).await.context("the run has failed")?
+async fn on_task<T: Send + 'static>(
+    run: impl Future<Output = Result<T>> + Send + 'static,
+) -> Result<T> {
+    tokio::spawn(run).await.context("the run has failed")?
+}
+
+/// Opens a node with an empty log.
+async fn open(config: ServerConfig) -> Result<Embedded> {
+    let config = ServerConfig { default_retention_bytes: RETENTION_BYTES, ..config };
+    Embedded::open(config).await.context("open a node in this process")
+}
+
+/// Returns the durability of the node's acks.
+fn durability(log: &Embedded) -> Durability {
+    match log.node().info().storage {
+        StorageKind::Durable => Durability::QuorumSynced,
+        StorageKind::Memory => Durability::QuorumWritten,
+    }
+}
+
+/// Publishes from several tasks, each of which also reads the stream.
+async fn throughput(load: BenchLoad, config: ServerConfig) -> Result<ThroughputOutcome> {
+    let log = Arc::new(open(config).await?);
+    let result = embedded::throughput(&load, &log, durability(&log)).await;
+    log.close().await;
+    result
 }
 
 /// Publishes one message at a time, each after it was seen in the stream.
 async fn latency(load: BenchLoad, config: ServerConfig) -> Result<LatencyOutcome> {
-    let config = ServerConfig { default_retention_bytes: RETENTION_BYTES, ..config };
-    let log = Embedded::open(config).await.context("open a node in this process")?;
+    let log = open(config).await?;
     let result = measure(&load, &log).await;
     log.close().await;
     result
@@ -103,10 +167,7 @@ async fn latency(load: BenchLoad, config: ServerConfig) -> Result<LatencyOutcome
 
 async fn measure(load: &BenchLoad, log: &Embedded) -> Result<LatencyOutcome> {
     log.create_topic(&load.topic, 1).await.context("create the stream")?;
-    let durability = match log.node().info().storage {
-        StorageKind::Durable => Durability::QuorumSynced,
-        StorageKind::Memory => Durability::QuorumWritten,
-    };
+    let durability = durability(log);
     let run = write::run_id(load, std::iter::once(0));
     let stamper = Stamper::new(load.seed, run, 0, load.size);
     let mut order = StreamOrder::from_start(run, 0);

@@ -198,6 +198,15 @@ fn sequencer_has_rows_without_tcp() {
         assert!(number(&row["latency_us"]["p50"]) > 0.0, "{row}");
         assert_eq!((&row["lost"], &row["doubled"]), (&Value::from(0), &Value::from(0)), "{row}");
     }
+    let throughput = result["throughput"].as_array().unwrap();
+    let found: Vec<&str> = throughput.iter().map(|row| row["name"].as_str().unwrap()).collect();
+    assert_eq!(found, ["gRPC", "gRPC", "embedded, memory", "embedded, durable"], "{text}");
+    for row in throughput {
+        assert!(number(&row["messages_per_sec"]) > 0.0, "{row}");
+        assert_eq!(row["node_messages_per_sec"].as_array().unwrap().len(), 3, "{row}");
+        assert_eq!((&row["lost"], &row["doubled"]), (&Value::from(0), &Value::from(0)), "{row}");
+        assert_eq!(row["is_order_equal"], true, "{row}");
+    }
     assert!(plots.join("sequencer-latency.svg").is_file());
 }
 
@@ -282,6 +291,7 @@ fn connections_are_opened_and_their_requests_delivered() {
     for (row, count) in rows.iter().zip([20, 50]) {
         assert_eq!((&row["count"], &row["opened"]), (&Value::from(count), &Value::from(count)));
         assert_eq!(row["active"], count / 10);
+        assert!(number(&row["opened_per_sec"]) > 0.0 && row["run"]["tls"] == false, "{row}");
         assert_eq!((&row["lost"], number(&row["delivered_percent"])), (&Value::from(0), 100.0));
         assert!(number(&row["run"]["latency_us"]["p99"]) > 0.0);
     }
