@@ -203,12 +203,13 @@ fn single_node_is_a_healthy_cluster() {
 #[test]
 fn dev_node_is_killed_and_restarted() {
     let dev = DevProcess::start(1);
-    dev.ok_with(&["produce", "default"], "kept\n");
+    dev.ok(&["topic", "create", "orders"]);
+    dev.ok_with(&["produce", "orders"], "kept\n");
     let killed = dev.control(&["kill", "1"]);
     assert!(killed.stdout.contains("stopped"), "{killed:?}");
     assert_eq!(dev.run(&["cluster", "health"], "").code, 6);
     assert_eq!(dev.control(&["restart", "1"]).code, 0);
-    assert_eq!(dev.ok(&["consume", "default"]), "kept\n");
+    assert_eq!(dev.ok(&["consume", "orders"]), "kept\n");
 }
 
 #[test]
