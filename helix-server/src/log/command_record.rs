@@ -1,4 +1,5 @@
-//! Encodes control entries as protobuf messages, so that they can be extended. Unknown commands and fields are an error.
+//! Encodes control entries as protobuf messages, so that they can be extended.
+//! Unknown commands and fields are an error.
 
 use bytes::BytesMut;
 use prost::Message;

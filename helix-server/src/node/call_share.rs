@@ -27,10 +27,10 @@ impl CallShare {
         Arc::new(Self { what, open: AtomicUsize::new(0) })
     }
 
-    /// Counts a call until the slot is dropped. Returns the number of other open calls too.
+    /// Counts a call until the slot is dropped. Returns the number of open calls with it, too.
     pub fn open(self: &Arc<Self>) -> (CallSlot, usize) {
-        let others = self.open.fetch_add(1, Ordering::Relaxed);
-        (CallSlot(self.clone()), others)
+        let open = self.open.fetch_add(1, Ordering::Relaxed) + 1;
+        (CallSlot(self.clone()), open)
     }
 
     /// Returns the text that names the calls in a refusal.

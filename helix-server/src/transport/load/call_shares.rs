@@ -86,10 +86,10 @@ impl ClientLoad {
     /// # Errors
     /// [`Error::Throttled`] if the share is used up.
     pub fn share_call(&self, share: &Arc<CallShare>) -> Result<CallSlot> {
-        let (slot, others) = share.open();
+        let (slot, open) = share.open();
         let free = self.calls.available_permits();
         let reserve = self.shares.calls / limits::CALLS_RESERVE_PART;
-        if free < reserve && others > free && others >= limits::CALLS_PER_PRINCIPAL_MIN {
+        if free < reserve && open > free && open > limits::CALLS_PER_PRINCIPAL_MIN {
             self.events.principal_calls_refused.add();
             return Err(Error::throttled(share.what()));
         }
@@ -154,6 +154,19 @@ mod tests {
         // All others gone, one principal has all but the reserve again.
         held.clear();
         assert_eq!(open_all(&load, &CallShare::of_principal()).len(), 896);
+    }
+
+    #[test]
+    fn a_principal_within_the_reserve_has_at_most_as_many_calls_as_are_free_after_them() {
+        for calls in 1_000..1_024 {
+            let load = with_calls(calls);
+            let reserve = calls / limits::CALLS_RESERVE_PART;
+            let first = open_all(&load, &CallShare::of_principal());
+            assert_eq!(first.len(), calls - reserve);
+            let second = open_all(&load, &CallShare::of_principal());
+            assert_eq!(second.len(), reserve / 2, "{calls} calls");
+            assert!(second.len() <= load.calls.available_permits(), "{calls} calls");
+        }
     }
 
     #[test]
