@@ -6,7 +6,7 @@ use resvg::{tiny_skia, usvg};
 /// Pixels for each unit of a chart, so that text is sharp.
 const SCALE: f32 = 2.0;
 
-/// Fonts to use, the first one that is installed.
+/// Fonts in order of preference; the first installed font is used.
 const FAMILIES: [&str; 4] = ["DejaVu Sans", "Liberation Sans", "Noto Sans", "Arial"];
 
 /// Draws charts with the fonts of this machine, which are searched once.

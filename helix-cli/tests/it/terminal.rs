@@ -1,4 +1,4 @@
-//! What the program does on a terminal: prompts, colours, tables and records. The terminals are
+//! Tests of the program on a terminal: prompts, colours, tables and records. The terminals are
 //! pseudo-terminals; a width is not set, so it is 80 columns.
 
 use std::fs::File;

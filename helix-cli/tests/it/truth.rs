@@ -245,7 +245,7 @@ fn undecodable_batch_is_rejected_or_named_and_skipped() {
     append_garbage(&node).unwrap();
     node.ok_with(&["produce", "orders"], "b\n");
     let stopped = node.run(&["consume", "orders"], "");
-    // What is good comes first. Nothing is corrupt on disk.
+    // Good records come first. Nothing is corrupt on disk.
     assert_eq!((stopped.code, stopped.stdout.as_str()), (4, "a\n"), "{stopped:?}");
     for part in ["batch at offset 1 of orders/0", "stored intact", "(UNDECODABLE_BATCH)"] {
         assert!(stopped.stderr.contains(part), "{part}: {stopped:?}");

@@ -353,7 +353,7 @@ mod tests {
         snapshot.nodes.pop();
         let removed = HealthIssue { reason: HealthReason::Removed.into(), ..down(1) };
         report_issue(&mut snapshot, 0, removed);
-        // What it reports of others is out of date.
+        // Its reports of other nodes are out of date.
         report_issue(&mut snapshot, 0, down(2));
         let health = ClusterHealth::of(&snapshot.without_removed());
         assert!(health.healthy, "{}", health.text());
