@@ -477,7 +477,7 @@ fn compare(result: &Value, limits: &KnownLimits<'_>) -> ResultTable {
     // The comparison has its own ceiling, measured in turns.
     let of_run = LoadLimits {
         ceiling: result["ceiling"]["mb_per_sec"]["median"].as_f64(),
-        log: limits.log(load["mode"].as_str().unwrap_or_default(), &server["storage"]),
+        log: limits.log_of_load(load, &server["storage"]),
     };
     table.add_limits(limits, [(of_run, server["mb_per_sec"]["median"].as_f64())].into_iter());
     table
