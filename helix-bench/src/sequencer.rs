@@ -288,7 +288,8 @@ async fn throughput(plan: &SequencerPlan, report: &mut SequencerReport) -> Resul
         ));
         let outcome =
             on_stream(plan, load, report, async |target| node::throughput(load, target).await);
-        report.throughput.push(SequencerThroughput::new(OVER_GRPC, load, outcome.await?));
+        let outcome = outcome.await?;
+        report.throughput.push(SequencerThroughput::new(OVER_GRPC, load, outcome));
     }
     let batched = plan.throughput.iter().filter(|load| load.batch_size > 1 && load.rate.is_none());
     for load in batched {
