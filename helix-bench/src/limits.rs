@@ -84,7 +84,7 @@ impl<'a> KnownLimits<'a> {
 
 /// Reports whether a result is that of a ceiling, which stores nothing.
 pub(crate) fn is_ceiling(result: &Value) -> bool {
-    result["load"].is_object() && result["storage"] == "none"
+    result["load"].is_object() && result["storage"] == "none" && result["mode"] != "perf"
 }
 
 #[cfg(test)]

@@ -227,7 +227,7 @@ impl PerfPlan {
             topic: Some(args.topic),
             partition: -1,
             records: Some(args.num_records),
-            size: args.record_size,
+            size: Some(args.record_size.unwrap_or_else(|| pool.mean_bytes())),
             batch_size: Some(1),
             clients: 1,
             in_flight: 1,
