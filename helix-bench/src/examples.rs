@@ -3,7 +3,7 @@
 pub(crate) const WRITE: &str = "Examples:
   helix-bench write
   helix-bench write --clients 4 --duration 10s
-  helix-bench write --clients 64 --batch-size 1 --partition -1 --create-topic 1000
+  helix-bench write --topic many --create-topic 1000 --partition -1 --clients 64 --batch-size 1
   helix-bench write --acks 1 --payload text --compression lz4
   helix-bench write --rate 10000 --verify --json write.json";
 

@@ -9,7 +9,8 @@ use serde_json::Value;
 const WRITES: [&str; 3] = ["write", "stream", "pubsub"];
 
 /// Flags that must be equal for a ceiling to be that of a load.
-const SHAPE: [&str; 7] = ["mode", "size", "batch_size", "clients", "in_flight", "stream", "rate"];
+const SHAPE: [&str; 8] =
+    ["mode", "size", "batch_size", "clients", "in_flight", "stream", "rate", "compression"];
 
 /// Results of `ceiling` and `wal`.
 #[derive(Debug, Default)]
@@ -58,8 +59,18 @@ impl<'a> KnownLimits<'a> {
             |ceiling: &&&Value| SHAPE.iter().all(|flag| ceiling["load"][flag] == load[flag]);
         let ceilings = self.ceilings.iter().filter(is_same_shape);
         let ceiling = ceilings.filter_map(|ceiling| ceiling["mb_per_sec"].as_f64());
+        LoadLimits {
+            ceiling: ceiling.reduce(f64::max),
+            log: self.log_of_load(load, &run["storage"]),
+        }
+    }
+
+    /// Returns the speed of the log for a load; `None` for compressed batches, of which fewer bytes
+    /// reach the log than the load counts.
+    pub(crate) fn log_of_load(&self, load: &Value, storage: &Value) -> Option<f64> {
+        let is_compressed = load["compression"].as_str().is_some_and(|codec| codec != "none");
         let mode = load["mode"].as_str().unwrap_or_default();
-        LoadLimits { ceiling: ceiling.reduce(f64::max), log: self.log(mode, &run["storage"]) }
+        self.log(mode, storage).filter(|_| !is_compressed)
     }
 
     /// Returns the speed of the log with this storage, if the mode writes.
@@ -73,7 +84,7 @@ impl<'a> KnownLimits<'a> {
 
 /// Reports whether a result is that of a ceiling, which stores nothing.
 pub(crate) fn is_ceiling(result: &Value) -> bool {
-    result["load"].is_object() && result["storage"] == "none"
+    result["load"].is_object() && result["storage"] == "none" && result["mode"] != "perf"
 }
 
 #[cfg(test)]
@@ -104,5 +115,22 @@ mod tests {
         assert_eq!(limits.of_run(&run("memory", 1, 1000.0)), LoadLimits::default());
         assert_eq!(LoadLimits::default().ratio(Some(1.0)), None);
         assert_eq!(limits.log("read", &Value::from("disk")), None);
+    }
+
+    #[test]
+    fn compressed_load_has_limits_of_its_own() {
+        let compressed = |mut run: Value, codec: &str| {
+            run["load"]["compression"] = codec.into();
+            run
+        };
+        let results = [
+            compressed(run("none", 4, 2000.0), "none"),
+            json!({ "mode": "wal", "storage": "disk", "mb_per_sec": 500.0 }),
+        ];
+        let limits = KnownLimits::among(&results);
+        let plain = limits.of_run(&compressed(run("disk", 4, 250.0), "none"));
+        assert_eq!(plain, LoadLimits { ceiling: Some(2000.0), log: Some(500.0) });
+        let lz4 = limits.of_run(&compressed(run("disk", 4, 900.0), "lz4"));
+        assert_eq!(lz4, LoadLimits::default());
     }
 }

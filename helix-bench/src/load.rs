@@ -225,7 +225,7 @@ const WARMUP_MAX: Duration = Duration::from_secs(10);
 const WARMUP_ROUNDS: u64 = 5;
 
 /// Topic of a load that names none.
-const DEFAULT_TOPIC: &str = "default";
+pub(crate) const DEFAULT_TOPIC: &str = "default";
 
 /// Highest value of the flags for clients, connections and requests in flight.
 pub(crate) const COUNT_MAX: usize = 65_536;

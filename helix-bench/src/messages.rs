@@ -79,6 +79,12 @@ impl MessagePool {
         Ok(Self(values.into()))
     }
 
+    /// Returns the mean size of a value, rounded.
+    pub(crate) fn mean_bytes(&self) -> usize {
+        let bytes: usize = self.0.iter().map(Bytes::len).sum();
+        (bytes + self.0.len() / 2) / self.0.len().max(1)
+    }
+
     /// Returns the messages of a producer, which starts at another value than its neighbours.
     pub(crate) fn producer(
         &self,
@@ -197,8 +203,9 @@ mod tests {
         assert_eq!(&whole.producer(0, KeyDistribution::NoKey, 1).next().1[..], b"one\n\ntwo\n");
         let error = MessagePool::of_file(&path, 10).unwrap_err().to_string();
         assert!(error.contains("has 9 bytes and messageSize is 10"), "{error}");
-        let mut parts =
-            MessagePool::of_parts(&path, "\n").unwrap().producer(0, KeyDistribution::NoKey, 1);
+        let parts = MessagePool::of_parts(&path, "\n").unwrap();
+        assert_eq!(parts.mean_bytes(), 3);
+        let mut parts = parts.producer(0, KeyDistribution::NoKey, 1);
         assert_eq!([parts.next().1, parts.next().1, parts.next().1], ["one", "two", "one"]);
         assert!(MessagePool::of_parts(&path, "").is_err());
         assert!(MessagePool::of_file(&dir.path().join("none"), 1).is_err());

@@ -344,7 +344,7 @@ impl OmbReport {
     }
 
     fn text(&self) -> String {
-        let OmbOutcome { rate, total, elapsed, intervals, .. } = &self.outcome;
+        let OmbOutcome { rate, total, elapsed, consumed, intervals, .. } = &self.outcome;
         let seconds = elapsed.as_secs_f64().max(1e-9);
         let per_sec = |count: u64| grouped((count as f64 / seconds).round());
         let mut text = format!(
@@ -355,7 +355,8 @@ impl OmbReport {
             per_sec(total.acked),
             (total.acked as f64 * self.message_size as f64) / seconds / 1e6,
             per_sec(total.failed),
-            per_sec(total.received),
+            // Consumers that fall behind read the rest after the last ack.
+            per_sec(*consumed),
             grouped(intervals.last().map_or(0.0, |interval| interval.backlog as f64)),
         );
         text += &format!("{:<14}", "latency, ms");

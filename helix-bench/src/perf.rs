@@ -227,7 +227,7 @@ impl PerfPlan {
             topic: Some(args.topic),
             partition: -1,
             records: Some(args.num_records),
-            size: args.record_size,
+            size: Some(args.record_size.unwrap_or_else(|| pool.mean_bytes())),
             batch_size: Some(1),
             clients: 1,
             in_flight: 1,
@@ -405,10 +405,18 @@ impl PerfReport {
                 self.sends_missed
             ));
         }
-        if let Some(first) = &self.first_error {
-            notes.push(format!("{} records failed; the first: {first}", self.errors));
-        }
         notes
+    }
+
+    /// Returns the line about failed and unsent records, if there are any.
+    fn failure_line(&self) -> String {
+        let Some(first) = &self.first_error else { return String::new() };
+        let unsent = self.load.run.records.unwrap_or(0).saturating_sub(self.records + self.errors);
+        let stopped = match unsent {
+            0 => String::new(),
+            _ => format!(", {unsent} not sent"),
+        };
+        format!("{} records failed{stopped}; the first error: {first}\n", self.errors)
     }
 }
 
@@ -422,7 +430,7 @@ impl ModeResult for PerfReport {
     }
 
     fn text(&self, _: &Value) -> Result<String> {
-        Ok(self.line.clone())
+        Ok(self.failure_line() + &self.line)
     }
 }
 
@@ -538,6 +546,24 @@ mod tests {
         }
         let error = plan(&["--producer-props", "retries=5"]).unwrap_err().to_string();
         assert!(error.contains("retries is not supported; the properties are acks,"), "{error}");
+    }
+
+    #[test]
+    fn failed_and_unsent_records_are_shown_before_the_last_line() {
+        let mut meter = IntervalMeter::new();
+        meter.acked = 6;
+        let second = Duration::from_secs(1);
+        let text = |failures: &Failures| {
+            let report = PerfReport::new(&plan(&[]).unwrap(), &meter, second, failures);
+            report.text(&Value::Null).unwrap()
+        };
+        assert!(text(&Failures::default()).starts_with("6 records sent, "));
+        let mut failures = Failures::default();
+        failures.add("Unavailable".to_owned(), 3, "no leader".to_owned());
+        let failed = text(&failures);
+        let (first, last) = failed.split_once('\n').unwrap();
+        assert_eq!(first, "3 records failed, 1 not sent; the first error: no leader");
+        assert!(last.starts_with("6 records sent, "), "{last}");
     }
 
     #[test]

@@ -129,6 +129,7 @@ fn tables(result: &Value, limits: &KnownLimits<'_>) -> Result<Vec<ResultTable>> 
         Some("group") => Ok(vec![group(result)]),
         Some("limit") => Ok(vec![limit(result)]),
         Some("sequencer") => Ok(sequencer(result)),
+        Some("perf") => Ok(vec![perf(result)]),
         Some("wal") => Ok(vec![wal(result)]),
         Some("compare") => Ok(vec![compare(result, limits)]),
         mode => bail!("no table for a result of mode {}", mode.unwrap_or("unknown")),
@@ -158,9 +159,10 @@ pub(crate) fn tables_of_all(results: &[Value], limits: &[Value]) -> Result<Vec<R
     Ok(all)
 }
 
-/// Reports whether a result is of one load, not of several rows.
+/// Reports whether a result is of one load, not of several rows. The batches of `perf` are made by
+/// the client, so it is another load than `write` with the same flags.
 fn is_load(result: &Value) -> bool {
-    result["load"]["mode"].is_string()
+    result["load"]["mode"].is_string() && result["mode"] != "perf"
 }
 
 /// Returns the tables of a result for a terminal.
@@ -477,10 +479,45 @@ fn compare(result: &Value, limits: &KnownLimits<'_>) -> ResultTable {
     // The comparison has its own ceiling, measured in turns.
     let of_run = LoadLimits {
         ceiling: result["ceiling"]["mb_per_sec"]["median"].as_f64(),
-        log: limits.log(load["mode"].as_str().unwrap_or_default(), &server["storage"]),
+        log: limits.log_of_load(load, &server["storage"]),
     };
     table.add_limits(limits, [(of_run, server["mb_per_sec"]["median"].as_f64())].into_iter());
     table
+}
+
+const PERF_COLUMNS: [&str; 11] = [
+    "load",
+    "storage",
+    "nodes",
+    "record",
+    "batch up to",
+    "records/s",
+    "MiB/s",
+    "p50 ms",
+    "p99",
+    "p99.9",
+    "errors",
+];
+
+fn perf(result: &Value) -> ResultTable {
+    let latency = &result["latency_us"];
+    let bytes = |value: &Value| {
+        bytes_text(value.as_u64().and_then(|bytes| usize::try_from(bytes).ok()).unwrap_or(0))
+    };
+    let row = vec![
+        "perf".to_owned(),
+        text(&result["storage"]),
+        count(&result["node_count"]),
+        bytes(&result["load"]["size"]),
+        bytes(&result["batch_bytes"]),
+        count(&result["records_per_sec"]),
+        count(&result["mib_per_sec"]),
+        ms(&latency["p50"]),
+        ms(&latency["p99"]),
+        ms(&latency["p999"]),
+        count(&result["errors"]),
+    ];
+    table(result, &PERF_COLUMNS, vec![row])
 }
 
 const WAL_COLUMNS: [&str; 11] = [

@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use helix_client::contexts::ChosenCluster;
 use helix_client::exit::Exit;
 use helix_client::{Client, Config, NewTopic, Position};
@@ -16,7 +16,7 @@ use tonic::Code;
 
 use crate::exit::BenchFailure;
 use crate::host::process_cpu_time;
-use crate::load::{BenchLoad, LoadMode};
+use crate::load::{BenchLoad, DEFAULT_TOPIC, LoadMode};
 use crate::progress;
 
 /// Tolerates a pause of the server, but ends the run soon if the server is down.
@@ -82,7 +82,10 @@ impl BenchTarget {
             None => (0..count).collect(),
             Some(partition) if partition < count => vec![partition],
             Some(partition) => {
-                bail!("topic {} has no partition {partition}; it has {count}", load.topic)
+                let what = format!("topic {} has no partition {partition}", load.topic);
+                let hint = format!("--partition N   from 0 to {}, or -1 for all", count.max(1) - 1);
+                let failure = BenchFailure { hint, ..BenchFailure::new(Exit::NotFound, what) };
+                return Err(failure.into());
             }
         };
         ensure!(!partitions.is_empty(), "topic {} has no partitions", load.topic);
@@ -181,8 +184,15 @@ fn no_topic(load: &BenchLoad, error: helix_client::Error) -> anyhow::Error {
         return anyhow::Error::new(error).context(format!("look up the topic {topic}"));
     }
     let hint = match load.mode {
-        LoadMode::Read => "helix-bench write   creates it and writes records to read",
-        _ => "--create-topic PARTITIONS   creates it",
+        LoadMode::Read => {
+            // A load that writes creates only the topic that it uses by default.
+            let flags = match topic.as_str() {
+                DEFAULT_TOPIC => String::new(),
+                named => format!(" --topic {named} --create-topic PARTITIONS"),
+            };
+            format!("helix-bench write{flags}   creates it and writes records to read")
+        }
+        _ => "--create-topic PARTITIONS   creates it".to_owned(),
     };
     let failure = BenchFailure {
         hint: format!("{hint}\n--topic NAME   selects another topic"),

@@ -51,7 +51,7 @@ terminal. This page is generated from the program, and a test checks that it is 
 | `json` | one document. Keys are the field names of the API messages and are stable |
 | `jsonl` | a line for each element, for `jq`, `grep` and similar tools |
 
-Durations have the form of protobuf's JSON: `\"43200s\"`, `\"0.000340s\"`.
+Durations are as in protobuf's JSON, `\"43200s\"` or `\"0.000340s\"`, unless their name has a unit.
 `consume`, `tail` and `cluster health --watch` print one JSON document after the other. `--schema`
 prints the JSON Schema of a command's results, with that of errors under `$defs`, and exits. Below,
 a `?` marks fields that may be null or absent. `-q` prints only results and errors. Colours are used

@@ -248,6 +248,7 @@ impl Routing {
     pub(crate) fn on_silence(&self, node: &Connection, error: &Error) {
         if error.origin != Origin::Service {
             self.table().on_silence(node.address());
+            self.connections.forget_socket(node.address());
         }
     }
 
@@ -258,6 +259,10 @@ impl Routing {
         let now = Instant::now();
         let hint = error.leader.as_ref().filter(|hint| hint.node_id != route.node_id);
         let leader = hint.and_then(|hint| self.resolve(hint));
+        if error.origin != Origin::Service {
+            // Other nodes name this node's TCP address, which may still respond.
+            self.connections.forget_socket(route.connection.address());
+        }
         let mut table = self.table();
         let mut shard_id = route.shard_id;
         if error.origin == Origin::Service {

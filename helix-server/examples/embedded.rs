@@ -15,7 +15,8 @@ async fn main() -> Result<(), Box<dyn Error>> {
         Some(directory) => ServerConfig::in_dir(directory),
         None => ServerConfig::in_memory(),
     };
-    for value in run(config).await? {
+    // No other topic than its own.
+    for value in run(ServerConfig { topics: Vec::new(), ..config }).await? {
         println!("{value}");
     }
     Ok(())

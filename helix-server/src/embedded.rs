@@ -40,8 +40,8 @@ pub struct Embedded {
 impl Embedded {
     /// Opens a node, and waits until it serves.
     ///
-    /// Uses the settings of storage, memory, topics and shards. Settings of ports, TLS and access
-    /// have no effect.
+    /// Uses the settings of storage, memory, topics and shards: a new node creates
+    /// [`ServerConfig::topics`]. Settings of ports, TLS and access have no effect.
     ///
     /// # Errors
     /// [`StartError`] names the setting or the data that prevented the start. A node with peers

@@ -30,8 +30,9 @@
 //! use helix_server::embedded::Embedded;
 //!
 //! # async fn run() -> Result<(), Box<dyn std::error::Error>> {
-//! // Or `ServerConfig::in_memory()`, which loses all data at the end.
-//! let log = Embedded::open(ServerConfig::in_dir("/var/lib/app/log")).await?;
+//! // Or `ServerConfig::in_memory()`, which loses all data at the end. Both have a topic `default`.
+//! let config = ServerConfig::in_dir("/var/lib/app/log");
+//! let log = Embedded::open(ServerConfig { topics: Vec::new(), ..config }).await?;
 //! log.create_topic("orders", 1).await?;
 //!
 //! let record = Record { value: Some("hello".into()), ..Record::default() };

@@ -46,6 +46,8 @@ pub(super) struct OmbOutcome {
     pub(super) total: IntervalMeter,
     /// Until the last ack.
     pub(super) elapsed: Duration,
+    /// Deliveries until the last ack. `total` has those after it, too.
+    pub(super) consumed: u64,
     /// Messages of the test that were due and not sent.
     pub(super) missed: u64,
     /// Deliveries of acked messages that did not arrive, since the start of the run.
@@ -133,7 +135,7 @@ impl<'a> OmbRun<'a> {
             0 => self.publish_for(workload.duration, rate, &mut log).await?,
             _ => self.publish_with_backlog(rate, &mut log).await?,
         };
-        let elapsed = started.elapsed();
+        let (elapsed, consumed) = (started.elapsed(), log.total.received);
         self.drain(&mut log).await?;
         let (totals, subscriptions) = (self.meter.totals(), self.subscriptions());
         let failures = self.meter.failures();
@@ -143,6 +145,7 @@ impl<'a> OmbRun<'a> {
             intervals: log.intervals,
             total: log.total,
             elapsed,
+            consumed,
             missed,
             missing: (totals.acked * subscriptions).saturating_sub(totals.received),
             // A failed message may have been appended nevertheless.

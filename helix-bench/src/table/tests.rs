@@ -53,6 +53,21 @@ fn runs_of_one_load_share_a_table() {
 }
 
 #[test]
+fn perf_is_no_row_of_writes() {
+    let perf = serde_json::json!({
+        "mode": "perf", "records_per_sec": 1000.0, "mib_per_sec": 1.0, "errors": 2,
+        "node_count": 1, "storage": "disk", "batch_bytes": 65536,
+        "latency_us": { "p50": 100.0, "p99": 200.0, "p999": 300.0 },
+        "load": { "mode": "write", "clients": 1, "size": 1024, "batch_size": 1 },
+    });
+    let tables = tables_of_all(&[perf], &[]).unwrap();
+    assert_eq!(tables.len(), 1);
+    let cells = ["perf", "disk", "1", "1 KiB", "64 KiB", "1,000", "1.0", "0.100"];
+    assert_eq!(tables[0].rows[0][..8], cells);
+    assert_eq!(tables[0].rows[0].last().unwrap(), "2");
+}
+
+#[test]
 fn limits_add_their_columns() {
     let run = |storage: &str, mb_per_sec: f64| {
         let load = serde_json::json!({ "mode": "write", "clients": 4, "size": 1024 });

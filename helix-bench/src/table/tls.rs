@@ -137,7 +137,8 @@ impl TlsSides<'_> {
 
 fn shape(measure: PairMeasure, run: &Value) -> RunShape {
     let load = &run["load"];
-    let mode = format!("{} {} {}", text(&load["mode"]), load["stream"], load["rate"]);
+    let flags = ["mode", "stream", "rate", "acks", "compression"];
+    let mode = flags.map(|name| load[name].to_string()).join(" ");
     let nodes = run["node_count"].as_u64().unwrap_or_default();
     let numbers = SHAPE.map(|name| load[name].as_u64().unwrap_or_default());
     (measure, mode, text(&run["storage"]), nodes, numbers)
@@ -163,12 +164,16 @@ mod tests {
 
     #[test]
     fn runs_with_tls_are_compared_with_those_without() {
+        // Another load, which the pairs must not contain.
+        let mut compressed = run(true, 4, 5000.0);
+        compressed["load"]["compression"] = json!("lz4");
         let results = [
             run(false, 4, 1000.0),
             run(true, 4, 800.0),
             run(true, 4, 900.0),
             run(false, 4, 1000.0),
             run(false, 16, 5.0),
+            compressed,
         ];
         let tables = tables_of_all(&results, &[]).unwrap();
         let cells = [
@@ -186,8 +191,8 @@ mod tests {
         assert_eq!(tables[0].rows.len(), 1);
         assert_eq!(tables[0].rows[0][..10], cells);
         assert_eq!(tables[0].columns.len(), tables[0].rows[0].len());
-        // The run without a counterpart stays in the table of loads.
-        assert_eq!((tables.len(), tables[1].rows.len()), (2, 1));
+        // The runs without a counterpart stay in the table of loads.
+        assert_eq!((tables.len(), tables[1].rows.len()), (2, 2));
     }
 
     #[test]

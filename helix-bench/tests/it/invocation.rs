@@ -75,6 +75,10 @@ fn default_topic_is_created_where_a_load_needs_it() {
     let read = run("read --records 10");
     assert_eq!(read.status.code(), Some(3), "{read:?}");
     assert!(stderr(&read).contains("helix-bench write"), "{read:?}");
+    let named = run("read --records 10 --topic orders");
+    assert_eq!(named.status.code(), Some(3), "{named:?}");
+    let hint = "helix-bench write --topic orders --create-topic PARTITIONS ";
+    assert!(stderr(&named).contains(hint), "{named:?}");
     let named = run("write --records 10 --topic orders");
     assert_eq!(named.status.code(), Some(3), "{named:?}");
     assert_eq!(server.topics(""), [""; 0]);
@@ -83,6 +87,9 @@ fn default_topic_is_created_where_a_load_needs_it() {
     assert_eq!(stderr(&first).matches("created the topic default").count(), 1, "{first:?}");
     let second = run("write --records 10");
     assert!(!stderr(&second).contains("created"), "{second:?}");
+    let partition = run("write --records 10 --partition 4");
+    assert_eq!(partition.status.code(), Some(3), "{partition:?}");
+    assert!(stderr(&partition).contains("from 0 to 3, or -1 for all"), "{partition:?}");
     assert_eq!(server.topics(""), ["default"]);
 }
 

@@ -247,6 +247,16 @@ async fn a_node_is_reached_over_its_socket_while_the_socket_responds() {
     assert_eq!(route(&routing).connection.address(), "n2:9092");
     assert!(routing.on_failure(&route(&routing), &not_leader(hint(1, 7))));
     assert_eq!(route(&routing).connection.address(), SOCKET);
+    // After a failed call the other nodes name the TCP address.
+    routing.on_failure(&route(&routing), &Error::timed_out("append"));
+    let mut named = metadata(2, hint(1, 8));
+    routing.use_sockets(&mut named);
+    let other = routing.node("n2:9092").unwrap();
+    routing.learn_all("orders", named, &other);
+    assert_eq!(route(&routing).connection.address(), "n1:9092");
+    routing.connections.prefer(&socket, "n1:9092");
+    routing.on_silence(&socket, &Error::timed_out("describe group"));
+    assert_eq!(routing.node("n1:9092").unwrap().address(), "n1:9092");
     // Another node listens on the socket now.
     routing.connections.prefer(&socket, "n3:9092");
     assert_eq!(routing.node("n1:9092").unwrap().address(), "n1:9092");

@@ -348,7 +348,8 @@ impl ServerConfig {
         Self { storage: StorageMode::Memory, listen_addr, admin_addr, topics, ..Self::default() }
     }
 
-    /// Returns the configuration of a durable server in this directory, on a free local port.
+    /// Returns the configuration of a durable server in this directory, otherwise as
+    /// [`Self::in_memory`]: on a free local port, with the topic `default`.
     pub fn in_dir(data_dir: impl Into<PathBuf>) -> Self {
         let data_dir = data_dir.into();
         Self { storage: StorageMode::Durable, data_dir, ..Self::in_memory() }
