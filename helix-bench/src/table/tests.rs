@@ -62,7 +62,7 @@ fn perf_is_no_row_of_writes() {
     });
     let tables = tables_of_all(&[perf], &[]).unwrap();
     assert_eq!(tables.len(), 1);
-    let cells = ["perf", "disk", "1", "1 KiB", "64 KiB", "1,000", "1.0", "0.100"];
+    let cells = ["perf", "disk", "1", "1 KiB", "64 KiB", "1,000", "1", "0.100"];
     assert_eq!(tables[0].rows[0][..8], cells);
     assert_eq!(tables[0].rows[0].last().unwrap(), "2");
 }
