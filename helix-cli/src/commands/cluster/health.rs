@@ -154,6 +154,15 @@ impl ClusterHealth {
                 add(&mut issues, node_id, issue);
             }
         }
+        if snapshot.nodes.is_empty() && issues.is_empty() {
+            issues.push(Issue {
+                reason: name(HealthReason::NoLeader),
+                shard_id: Some(0),
+                needed_node_ids: Vec::new(),
+                message: "no node belongs to the cluster yet; it is still forming".to_owned(),
+                reported_by: Vec::new(),
+            });
+        }
         issues.sort_by(|a, b| (a.shard_id, &a.reason).cmp(&(b.shard_id, &b.reason)));
         let node = |node: &super::snapshot::NodeSnapshot| NodeHealth {
             node_id: node.node_id,
@@ -345,6 +354,15 @@ mod tests {
         let health = ClusterHealth::of(&snapshot);
         assert_eq!(health.issues.len(), 1);
         assert_eq!(health.issues[0].reported_by, [1]);
+    }
+
+    #[test]
+    fn cluster_that_is_still_forming_is_not_healthy() {
+        let mut snapshot = snapshot();
+        snapshot.nodes.clear();
+        let health = ClusterHealth::of(&snapshot);
+        assert!(!health.healthy && health.verdict().is_err(), "{}", health.text());
+        assert!(health.text().contains("still forming"), "{}", health.text());
     }
 
     #[test]
