@@ -114,7 +114,8 @@ static HAS_NOTE: AtomicBool = AtomicBool::new(false);
 pub(crate) fn set_note(note: Option<&str>) {
     let had_note = HAS_NOTE.swap(note.is_some(), Ordering::Relaxed);
     if had_note || note.is_some() {
-        let note = note.unwrap_or_default();
+        // A wrapped line could not be replaced.
+        let note: String = note.unwrap_or_default().chars().take(terminal_width() - 1).collect();
         let _ = io::stderr().write_fmt(format_args!("\r\x1b[K{note}"));
     }
 }
@@ -162,12 +163,16 @@ struct TableForm {
 
 impl TableForm {
     fn of_stdout() -> Self {
-        let columns =
-            std::env::var("COLUMNS").ok().and_then(|columns| columns.parse::<usize>().ok());
-        let width = columns.filter(|width| *width >= 40).unwrap_or(WIDTH_DEFAULT);
-        let width_max = io::stdout().is_terminal().then_some(width);
+        let width_max = io::stdout().is_terminal().then(terminal_width);
         Self { width_max, style: Style::of_stdout(), ..Self::default() }
     }
+}
+
+/// Returns COLUMNS, or the width of the terminal that the program runs on.
+fn terminal_width() -> usize {
+    let set = std::env::var("COLUMNS").ok().and_then(|columns| columns.parse::<usize>().ok());
+    let own = || ratatui::crossterm::terminal::size().ok().map(|(columns, _)| columns.into());
+    set.or_else(own).filter(|width| *width >= 40).unwrap_or(WIDTH_DEFAULT)
 }
 
 /// Headings of fields whose names are long.

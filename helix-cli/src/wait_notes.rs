@@ -54,23 +54,27 @@ impl Drop for WaitNotes {
 /// Returns the note for a call, if it is due.
 fn note_of(call: &PendingCall, waited: Duration, addr: &str) -> Option<String> {
     (waited >= QUIET_MAX).then(|| {
-        let what = waits_for(call, addr);
-        format!("waiting for {what} ({} s, ctrl-c to stop)", waited.as_secs())
+        let (what, why) = waits_for(call, addr);
+        format!("waiting for {what} ({} s, ctrl-c to stop){why}", waited.as_secs())
     })
 }
 
-fn waits_for(call: &PendingCall, addr: &str) -> String {
-    let Some(error) = &call.last_error else { return format!("a response from {addr}") };
-    match error.reason {
+/// Returns what a call waits for, and the reason, which may be cut at the end of the line.
+fn waits_for(call: &PendingCall, addr: &str) -> (String, String) {
+    let Some(error) = &call.last_error else {
+        return (format!("a response from {addr}"), String::new());
+    };
+    let what = match error.reason {
         Some(ErrorReason::NoLeader) => match shard_in(&error.message) {
             Some(shard) => format!("a leader of shard {shard}"),
             None => "a leader".to_owned(),
         },
         Some(ErrorReason::OutcomeUnknown) => "the outcome of the request".to_owned(),
         Some(ErrorReason::Throttled) => "the node to catch up".to_owned(),
-        Some(_) => format!("the service: {}", error.message),
-        None => format!("a response from {addr}: {}", error.message),
-    }
+        Some(_) => return ("the service".to_owned(), format!(": {}", error.message)),
+        None => return ("a response".to_owned(), format!(" from {addr}: {}", error.message)),
+    };
+    (what, String::new())
 }
 
 /// Returns the shard that a message names: "shard 1 has no leader".
@@ -101,5 +105,11 @@ mod tests {
         let silent = PendingCall { last_error: None, ..call };
         let note = note_of(&silent, seconds(8), "n1:9092").unwrap();
         assert!(note.starts_with("waiting for a response from n1:9092 (8 s"), "{note}");
+        let refused = Error::from(tonic::Status::unavailable("connection refused"));
+        let refused = PendingCall { last_error: Some(refused), ..silent };
+        let note = note_of(&refused, seconds(8), "n1:9092").unwrap();
+        let expected =
+            "waiting for a response (8 s, ctrl-c to stop) from n1:9092: connection refused";
+        assert_eq!(note, expected);
     }
 }
