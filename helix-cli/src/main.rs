@@ -5,6 +5,7 @@ mod api_duration;
 mod args;
 mod backup;
 mod child_node;
+mod cleanup;
 mod clock;
 mod commands;
 mod completion;

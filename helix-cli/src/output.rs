@@ -176,7 +176,7 @@ fn terminal_width() -> usize {
 }
 
 /// Headings of fields whose names are long.
-const HEADINGS: [(&str, &str); 37] = [
+const HEADINGS: [(&str, &str); 38] = [
     ("log_start_offset", "START"),
     ("high_watermark", "END"),
     ("partition_count", "PARTITIONS"),
@@ -214,6 +214,7 @@ const HEADINGS: [(&str, &str); 37] = [
     ("next_offset", "NEXT"),
     ("file_bytes", "FILE"),
     ("backup_start_offset", "SAVED FROM"),
+    ("compacted_batches", "COMPACTED"),
 ];
 
 pub(crate) fn heading(name: &str) -> String {

@@ -152,6 +152,11 @@ pub(crate) fn of(reason: ErrorReason) -> ReasonText {
             "an append needs at least one record",
             "do not send empty batches",
         ),
+        R::KeyRequired => text(
+            "a record has no key, but the topic is compacted by key",
+            "compaction keeps the latest record of each key, and needs one in every record",
+            "set a key in every record\nhelix topic alter TOPIC --cleanup delete",
+        ),
         R::RecordCountMismatch => text(
             "record_count differs from the number of records in the payload",
             "the client counts differently, or the payload is not a RecordList",
@@ -312,6 +317,13 @@ pub(crate) fn of_health(reason: HealthReason) -> Option<ReasonText> {
             "the new keys that verify JWTs are not valid",
             "the new file of --jwt-jwks is not a JWKS, or has no usable key",
             "replace the file; the node reads it without a restart",
+        )),
+        HealthReason::Uncleanable => Some(text(
+            "a partition cannot be compacted by key",
+            "a segment is damaged, the disk is full, or a producer sent a batch that is no list of \
+             records",
+            "the message has the reason; remove it\n\
+             the node retries; records are served, and old ones stay on its disk",
         )),
         HealthReason::Unspecified
         | HealthReason::NoLeader

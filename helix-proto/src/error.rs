@@ -76,6 +76,7 @@ pub fn code(reason: ErrorReason) -> Code {
         | R::CorruptBatch
         | R::RecordTooLarge
         | R::EmptyBatch
+        | R::KeyRequired
         | R::RecordCountMismatch
         | R::InvalidArgument => Code::InvalidArgument,
         R::CorruptLog => Code::DataLoss,

@@ -2,15 +2,18 @@
 //!
 //! The conventions are what a schema cannot express: the checksum and layout of a batch
 //! ([`batch`]), its codecs ([`compression`]), how an error is encoded in a gRPC status
-//! ([`mod@error`]), how the address of a node is written ([`address`]), and the valid times
-//! ([`time`]). Performs no I/O; `helix-transport` moves these types over gRPC without copies.
+//! ([`mod@error`]), how the address of a node is written ([`address`]), the valid times ([`time`]),
+//! and the compaction of a batch by key ([`compaction`]). Performs no I/O; `helix-transport` moves
+//! these types over gRPC without copies.
 
 pub mod address;
 pub mod batch;
 pub mod codec;
+pub mod compaction;
 pub mod compression;
 pub mod error;
 pub mod plain;
+pub mod record_fields;
 pub mod time;
 
 /// The public API, package `helix.log`.

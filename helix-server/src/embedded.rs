@@ -117,8 +117,15 @@ impl Embedded {
     ) -> Result<Vec<EmbeddedBatch>> {
         let LocatedPartition { shard, partition, .. } = self.node.find(topic, 0, partition).await?;
         let bytes_max = bytes_max.clamp(1, FETCH_BYTES_MAX);
-        let read = shard.read(partition, offset, None, bytes_max, ReadFrom::Leader).await?;
-        Ok(read.batches.into_iter().map(EmbeddedBatch::from).collect())
+        let mut offset = offset;
+        loop {
+            let read = shard.read(partition, offset, None, bytes_max, ReadFrom::Leader).await?;
+            if !read.batches.is_empty() || read.next_offset <= offset {
+                return Ok(read.batches.into_iter().map(EmbeddedBatch::from).collect());
+            }
+            // A gap that compaction has left: the records are behind it.
+            offset = read.next_offset;
+        }
     }
 
     /// Returns the batches from the one with `offset` on, and then each new one once it is durable.
@@ -187,16 +194,21 @@ impl fmt::Debug for Embedded {
 pub struct EmbeddedBatch {
     /// Offset of the first record.
     pub first_offset: u64,
+    /// Distances of the records' offsets from the first one; empty if there are no gaps between
+    /// them. Compaction by key leaves gaps.
+    pub offset_deltas: Vec<u32>,
     /// Time of the append in microseconds since the Unix epoch; never decreases within a partition.
     pub append_time_us: u64,
-    /// The batch as it was appended; `helix_proto::batch::decode` returns its records.
+    /// The batch as it was appended, or with fewer records after compaction by key.
+    /// `helix_proto::batch::decode` returns its records.
     pub batch: EncodedBatch,
+    next_offset: u64,
 }
 
 impl EmbeddedBatch {
-    /// Returns the offset after the last record.
+    /// Returns the offset after the last one of the batch, from which to read on.
     pub fn next_offset(&self) -> u64 {
-        self.first_offset + u64::from(self.batch.record_count)
+        self.next_offset
     }
 }
 
@@ -207,8 +219,14 @@ impl From<ReadBatch> for EmbeddedBatch {
             0 => u32::try_from(read.payload.len()).expect("a batch is below 4 GiB"),
             compressed => compressed,
         };
+        // The first offset is that of the first record, as in the API.
+        let first_offset = read.offset_of(0);
+        let skipped = u32::try_from(first_offset - read.first_offset).expect("within the batch");
+        let deltas = read.offset_deltas.iter().flat_map(|deltas| deltas.iter());
         Self {
-            first_offset: read.first_offset,
+            first_offset,
+            offset_deltas: deltas.map(|delta| delta - skipped).collect(),
+            next_offset: read.end_offset(),
             append_time_us: read.append_time_us,
             batch: EncodedBatch {
                 version: read.version,
@@ -247,7 +265,8 @@ impl PartitionTail {
             let LocatedPartition { shard, partition, .. } = &self.located;
             let (offset, from) = (self.next_offset, ReadFrom::Leader);
             let read = shard.read(*partition, offset, None, FETCH_BYTES_DEFAULT, from).await?;
-            if !read.batches.is_empty() {
+            // Without batches, it is behind a gap that compaction has left.
+            if read.next_offset > offset {
                 self.next_offset = read.next_offset;
                 self.unread = read.batches.into();
                 continue;
@@ -257,5 +276,39 @@ impl PartitionTail {
                 () = self.node.shutdown_token().cancelled() => return Err(Error::Draining),
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use helix_proto::batch;
+    use helix_proto::log::v1::Record;
+
+    use super::*;
+
+    #[test]
+    fn a_compacted_batch_states_the_offsets_of_its_records() {
+        let encoded = batch::encode(&[Record::default(), Record::default()]);
+        let read = ReadBatch {
+            log_id: helix_wal::LogId::default(),
+            first_offset: 10,
+            append_time_us: 5,
+            version: encoded.version,
+            record_count: encoded.record_count,
+            offset_count: 2,
+            offset_deltas: None,
+            compression: encoded.compression,
+            crc: encoded.crc32,
+            uncompressed_bytes: 0,
+            payload: encoded.payload,
+        };
+        let whole = EmbeddedBatch::from(read.clone());
+        assert_eq!((whole.first_offset, whole.next_offset()), (10, 12));
+        assert!(whole.offset_deltas.is_empty());
+        let compacted = ReadBatch { offset_count: 9, offset_deltas: Some([3, 7].into()), ..read };
+        let compacted = EmbeddedBatch::from(compacted);
+        assert_eq!((compacted.first_offset, compacted.next_offset()), (13, 19));
+        assert_eq!(compacted.offset_deltas, [0, 4]);
+        assert_eq!(batch::decode(&compacted.batch).unwrap().records.len(), 2);
     }
 }

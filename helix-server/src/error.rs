@@ -65,6 +65,11 @@ pub enum Error {
     RecordTooLarge { bytes: u64, bytes_max: u64 },
     #[error("a batch needs at least one record")]
     EmptyBatch,
+    #[error(
+        "record {record} of the batch has no key, but the topic is compacted by key; set a key, \
+         or set the topic's cleanup to delete"
+    )]
+    KeyRequired { record: u32 },
     #[error("record_count is {stated} but the payload has {counted} records")]
     RecordCountMismatch { stated: u32, counted: u32 },
     #[error("{what}")]

@@ -40,6 +40,8 @@ pub struct MemoryShares {
     pub decompressors: usize,
     /// Bytes of responses that clients have not read yet.
     pub response_bytes: usize,
+    /// Bytes of the maps from keys to offsets in compaction by key, of all shards.
+    pub key_maps: u64,
     /// Partitions named by all open fetches and subscriptions together.
     pub partitions_read: usize,
     /// Bytes of all shards' logs.
@@ -49,8 +51,9 @@ pub struct MemoryShares {
 impl MemoryShares {
     /// Divides `limit`, which must be at least [`MEMORY_LIMIT_MIN`].
     ///
-    /// In parts of 32: connections 12, logs 5, responses 4, requests 2, windows 2, calls 2,
-    /// arriving requests 1, decompression 1, partitions read 1. The rest is for the program.
+    /// In parts of 32: connections 12, logs 5, responses 3.5, requests 2, windows 2, calls 2,
+    /// arriving requests 1, decompression 1, partitions read 1, maps of keys 0.5. The rest is for
+    /// the program.
     pub fn of(limit: u64) -> Self {
         let part = limit / 32;
         let count = |parts: u64, bytes: u64| usize::try_from(parts * part / bytes);
@@ -64,7 +67,8 @@ impl MemoryShares {
             arriving_bytes: to_usize(part),
             connection_request_bytes: (request_bytes / 4).max(MESSAGE_BYTES_MAX),
             decompressors: count(1, BATCH_BYTES_MAX.into()).unwrap_or(usize::MAX),
-            response_bytes: to_usize(4 * part),
+            response_bytes: to_usize(4 * part - part / 2),
+            key_maps: part / 2,
             partitions_read: count(1, PARTITION_READ_BYTES).unwrap_or(usize::MAX),
             logs: 5 * part,
         }
@@ -91,6 +95,11 @@ impl MemoryShares {
     pub fn footer_bytes(&self, shards: u64, tail_bytes: u64) -> Option<u64> {
         let left = self.caches(shards).checked_sub(tail_bytes.max(IN_FLIGHT_MIN))?;
         (left >= *FOOTERS_BYTES.start()).then(|| left.min(*FOOTERS_BYTES.end()))
+    }
+
+    /// Returns the bytes of the map from keys to offsets that each shard may have.
+    pub fn key_map_bytes(&self, shards: u64) -> usize {
+        to_usize(self.key_maps / shards.max(1))
     }
 
     /// Returns the smallest limit, in whole MiB, at which so many shards can have such tails.
@@ -141,6 +150,7 @@ mod tests {
                 + (shares.request_bytes + shares.arriving_bytes) as u64
                 + shares.decompressors as u64 * u64::from(BATCH_BYTES_MAX)
                 + shares.response_bytes as u64
+                + shares.key_maps
                 + shares.partitions_read as u64 * PARTITION_READ_BYTES
                 + shares.logs;
             assert!(sum <= limit - limit / 16, "{limit}: {sum}");

@@ -34,6 +34,9 @@ pub const ACCESS: u32 = 6;
 /// First version in which topics say whether appended records are validated.
 pub const RECORD_VALIDATION: u32 = 6;
 
+/// First version with compaction by key: the setting of topics, its entries and its checkpoints.
+pub const COMPACTION: u32 = 7;
+
 /// A range of protocol versions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ProtocolVersions {
@@ -43,7 +46,7 @@ pub struct ProtocolVersions {
 
 impl ProtocolVersions {
     /// The versions that this program speaks. Version 1 had no members and no peer addresses.
-    pub const OWN: Self = Self { oldest: 2, newest: 6 };
+    pub const OWN: Self = Self { oldest: 2, newest: 7 };
 
     pub fn contains(self, version: u32) -> bool {
         (self.oldest..=self.newest).contains(&version)

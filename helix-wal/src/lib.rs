@@ -110,10 +110,11 @@ pub use recovery::inspect::{
 };
 pub use recovery::quarantine::QuarantinedLog;
 pub use recovery::truncate_damage::{DamagedEnd, LostStream};
+pub use shared::cleaning::{CleanRequest, EntryFilter, FilteredEntry};
 pub use shared::options::{Options, Preparation};
 pub use types::{
-    DurableCallback, Entry, LiveEntries, LiveEntry, LogId, LogState, NextStep, Payload, Placement,
-    ReadMode, Recovered, SYNC_BOUNDS_US, StoredEntry, StreamRow, WalStats,
+    CleanMark, DurableCallback, Entry, LiveEntries, LiveEntry, LogId, LogState, NextStep, Payload,
+    Placement, ReadMode, Recovered, SYNC_BOUNDS_US, StoredEntry, StreamRow, WalStats,
 };
 pub use wal::Wal;
 pub use wal::segment_repair::SegmentDamage;

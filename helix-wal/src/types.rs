@@ -6,7 +6,7 @@ use bytes::Bytes;
 
 use crate::error::Error;
 
-/// Identity of an entry: two entries with equal ids have equal bytes.
+/// Identity of an entry: two entries with equal ids have equal bytes, until cleaning rewrites one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct LogId {
     pub term: u64,
@@ -87,6 +87,15 @@ pub enum ReadMode {
     ///
     /// Same as `Blocking` if the storage has no direct I/O.
     Direct,
+}
+
+/// Progress of cleaning a stream; the log only stores it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct CleanMark {
+    /// Every position below is clean.
+    pub upto: u64,
+    /// A second position, which the caller defines.
+    pub also: u64,
 }
 
 /// A stream's share of one segment, for retention.

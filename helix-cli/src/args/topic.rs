@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueEnum};
-use helix_proto::log::v1::{AllowedCompression, Durability};
+use helix_proto::log::v1::{AllowedCompression, CleanupPolicy, Durability};
 
+use crate::cleanup;
 use crate::completion;
 use crate::compression;
 use crate::durability::DurabilityArg;
@@ -152,6 +153,15 @@ pub(crate) struct TopicSettings {
     /// Reject batches whose content is no records: on, off
     #[arg(long, value_parser = setting(parse_switch), value_name = "SWITCH")]
     pub(crate) validate_records: Option<SettingChange<bool>>,
+    /// Cleanup of old records: delete, compact, compact+delete
+    ///
+    /// `delete` deletes by retention. `compact` keeps the latest record of each key, and every
+    /// record needs a key.
+    #[arg(long, value_parser = setting(cleanup::parse_cleanup), value_name = "POLICY")]
+    pub(crate) cleanup: Option<SettingChange<CleanupPolicy>>,
+    /// Time that readers of a compacted topic have to see deletions
+    #[arg(long, value_parser = setting(units::parse_duration), value_name = "TIME")]
+    pub(crate) tombstone_retention_time: Option<SettingChange<Duration>>,
 }
 
 /// Parses a partition count up to the server's limit.

@@ -10,6 +10,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::batches::{FileDamage, FilePrefix};
+use crate::cleanup::{cleanup_name, parse_cleanup};
 use crate::compression::{allowed_name, parse_allowed};
 use crate::durability::durability_name;
 use crate::exit::{CliError, Exit};
@@ -86,6 +87,11 @@ pub(crate) struct SavedTopicConfig {
     /// Absent where it is true, as in backups from before the setting.
     #[serde(default = "validated", skip_serializing_if = "is_validated")]
     validate_records: bool,
+    /// Absent in backups from before compaction by key.
+    #[serde(default = "delete_policy", skip_serializing_if = "is_delete_policy")]
+    cleanup: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    tombstone_retention_time: Option<String>,
 }
 
 fn validated() -> bool {
@@ -94,6 +100,14 @@ fn validated() -> bool {
 
 fn is_validated(validates: &bool) -> bool {
     *validates
+}
+
+fn delete_policy() -> String {
+    "delete".to_owned()
+}
+
+fn is_delete_policy(name: &str) -> bool {
+    name == "delete"
 }
 
 fn any_compression() -> String {
@@ -344,7 +358,10 @@ impl From<&proto::TopicConfig> for SavedTopicConfig {
             default_durability: _,
             allowed_compression: _,
             validate_records,
+            cleanup: _,
+            tombstone_retention_time,
         } = *config;
+        let is_compacted = !is_delete_policy(cleanup_name(config.cleanup()));
         let time = retention_time.and_then(|time| helix_proto::time::duration(time).ok());
         Self {
             retention_time: time.map(units::duration),
@@ -359,6 +376,11 @@ impl From<&proto::TopicConfig> for SavedTopicConfig {
                 allowed => allowed_name(allowed).to_owned(),
             },
             validate_records: validate_records.unwrap_or(true),
+            cleanup: cleanup_name(config.cleanup()).to_owned(),
+            tombstone_retention_time: tombstone_retention_time
+                .filter(|_| is_compacted)
+                .and_then(|time| helix_proto::time::duration(time).ok())
+                .map(units::duration),
         }
     }
 }
@@ -369,6 +391,8 @@ impl SavedTopicConfig {
     pub(crate) fn to_wire(&self) -> anyhow::Result<proto::TopicConfig> {
         let time = self.retention_time.as_deref().map(units::parse_duration).transpose();
         let time = time.map_err(anyhow::Error::msg)?;
+        let tombstones = self.tombstone_retention_time.as_deref().map(units::parse_duration);
+        let tombstones = tombstones.transpose().map_err(anyhow::Error::msg)?;
         let durability = |name: &str| {
             let found = proto::Durability::from_str_name(&format!("DURABILITY_{name}"));
             found.map(i32::from).with_context(|| format!("unknown durability {name}"))
@@ -384,6 +408,10 @@ impl SavedTopicConfig {
                 .map_err(anyhow::Error::msg)?
                 .into(),
             validate_records: Some(self.validate_records),
+            cleanup: parse_cleanup(&self.cleanup).map_err(anyhow::Error::msg)?.into(),
+            tombstone_retention_time: tombstones
+                .map(prost_types::Duration::try_from)
+                .transpose()?,
         })
     }
 }

@@ -7,8 +7,8 @@ use std::path::Path;
 use anyhow::Context;
 use helix_client::proto::batch;
 use helix_client::proto::log::v1::{
-    AllowedCompression, Durability, EncodedBatch, StoredBatch, Topic as TopicStatus, TopicConfig,
-    Watermarks,
+    AllowedCompression, CleanupPolicy, Durability, EncodedBatch, StoredBatch, Topic as TopicStatus,
+    TopicConfig, Watermarks,
 };
 use helix_client::{
     AckFuture, Client, FetchOptions, NewTopic, Position as ClientPosition, ReadSource, ReadStart,
@@ -40,7 +40,7 @@ const FILLERS_MAX: u64 = 1 << 16;
 const FILLER: [u8; 2] = [0x0A, 0];
 
 /// Fields of the topic settings; all are restored from the backup.
-const FIELDS: [&str; 8] = [
+const FIELDS: [&str; 10] = [
     "retention_time",
     "retention_bytes",
     "max_batch_bytes",
@@ -49,6 +49,8 @@ const FIELDS: [&str; 8] = [
     "default_durability",
     "allowed_compression",
     "validate_records",
+    "cleanup",
+    "tombstone_retention_time",
 ];
 
 /// The offsets of a restored partition.
@@ -222,7 +224,8 @@ impl<'a> TopicRestore<'a> {
     }
 
     /// Returns the settings during the restore: without retention, and with limits that fit batches
-    /// from a time when the topic allowed larger ones, other compressions or any content.
+    /// from a time when the topic allowed larger ones, other compressions, any content or no
+    /// keys.
     fn relaxed_config(&self) -> TopicConfig {
         let needed = self.topic.partitions.iter().map(|partition| partition.batch_bytes_max).max();
         let raised = |limit: Option<u32>| limit.map(|limit| limit.max(needed.unwrap_or(0)));
@@ -233,6 +236,7 @@ impl<'a> TopicRestore<'a> {
             max_record_bytes: raised(self.config.max_record_bytes),
             allowed_compression: AllowedCompression::Any.into(),
             validate_records: Some(false),
+            cleanup: CleanupPolicy::Delete.into(),
             ..self.config
         }
     }

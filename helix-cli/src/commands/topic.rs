@@ -10,6 +10,7 @@ use serde::Serialize;
 
 use crate::api_duration::ApiDuration;
 use crate::args::{GlobalArgs, SettingChange, TopicCreateArgs, TopicSettings, TopicSubcommand};
+use crate::cleanup::cleanup_name;
 use crate::commands::compression_sample::{self, TopicCompression};
 use crate::commands::confirm::confirm;
 use crate::commands::group::topic_lag::{self, TopicGroupRow};
@@ -117,6 +118,9 @@ fn config(settings: &TopicSettings) -> (proto::TopicConfig, Vec<&'static str>) {
         default_durability: value(settings.default_durability).map_or(0, Into::into),
         allowed_compression: value(settings.compression).map_or(0, Into::into),
         validate_records: value(settings.validate_records),
+        cleanup: value(settings.cleanup).map_or(0, Into::into),
+        tombstone_retention_time: value(settings.tombstone_retention_time)
+            .and_then(|time| time.try_into().ok()),
     };
     let given = [
         ("retention_time", settings.retention_time.is_some()),
@@ -127,6 +131,8 @@ fn config(settings: &TopicSettings) -> (proto::TopicConfig, Vec<&'static str>) {
         ("default_durability", settings.default_durability.is_some()),
         ("allowed_compression", settings.compression.is_some()),
         ("validate_records", settings.validate_records.is_some()),
+        ("cleanup", settings.cleanup.is_some()),
+        ("tombstone_retention_time", settings.tombstone_retention_time.is_some()),
     ];
     let fields = given.into_iter().filter_map(|(field, is_given)| is_given.then_some(field));
     (config, fields.collect())
@@ -201,6 +207,8 @@ pub(crate) struct TopicRow {
     default_durability: &'static str,
     #[schemars(extend("x-wide" = true))]
     allowed_compression: &'static str,
+    #[schemars(extend("x-wide" = true))]
+    cleanup: &'static str,
 }
 
 impl From<proto::Topic> for TopicRow {
@@ -221,6 +229,7 @@ impl From<proto::Topic> for TopicRow {
             min_durability: config.min_durability,
             default_durability: config.default_durability,
             allowed_compression: config.allowed_compression,
+            cleanup: config.cleanup,
         }
     }
 }
@@ -256,6 +265,10 @@ struct Config {
     allowed_compression: &'static str,
     /// False if batches may have any content. None from nodes of earlier versions.
     validate_records: Option<bool>,
+    /// Cleanup of old records: delete, compact or compact+delete.
+    cleanup: &'static str,
+    /// Time that readers have to see deletions; None if the topic is not compacted.
+    tombstone_retention_time: Option<ApiDuration>,
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
@@ -270,6 +283,12 @@ struct Partition {
     held_bytes: u64,
     /// None if no token is set.
     fencing_token: Option<String>,
+    /// Offset up to which it is compacted by key; None if it never was.
+    #[schemars(extend("x-wide" = true))]
+    clean_offset: Option<u64>,
+    /// The node cannot compact it by key now; `helix cluster health` says why.
+    #[schemars(extend("x-wide" = true))]
+    is_uncleanable: bool,
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
@@ -317,6 +336,7 @@ impl From<proto::Topic> for TopicDescription {
 impl From<proto::TopicConfig> for Config {
     fn from(config: proto::TopicConfig) -> Self {
         let retention_time = config.retention_time.and_then(ApiDuration::new);
+        let tombstones = config.tombstone_retention_time.and_then(ApiDuration::new);
         Self {
             retention_time: retention_time.filter(|time| !time.is_zero()),
             retention_bytes: config.retention_bytes.filter(|bytes| *bytes > 0),
@@ -326,6 +346,9 @@ impl From<proto::TopicConfig> for Config {
             default_durability: durability_name(config.default_durability()),
             allowed_compression: allowed_name(config.allowed_compression()),
             validate_records: config.validate_records,
+            cleanup: cleanup_name(config.cleanup()),
+            tombstone_retention_time: tombstones
+                .filter(|_| cleanup_name(config.cleanup()) != "delete"),
         }
     }
 }
@@ -346,6 +369,8 @@ impl From<proto::PartitionInfo> for Partition {
             live_bytes: partition.live_bytes,
             held_bytes: partition.held_bytes,
             fencing_token: partition.fencing_token,
+            clean_offset: partition.clean_offset,
+            is_uncleanable: partition.is_uncleanable,
         }
     }
 }
@@ -370,6 +395,8 @@ mod tests {
         max_record_bytes: None,
         min_durability: None,
         default_durability: None,
+        cleanup: None,
+        tombstone_retention_time: None,
         compression: None,
         validate_records: None,
     };

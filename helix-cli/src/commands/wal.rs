@@ -11,7 +11,9 @@ use anyhow::Context;
 use helix_server::log::Head;
 use helix_server::raft::decode_head;
 use helix_wal::storage::{DirStorage, Storage};
-use helix_wal::{DamagedEnd, Finding, InspectedEntry, LogId, LogReport, SegmentReport, Wal};
+use helix_wal::{
+    CleanMark, DamagedEnd, Finding, InspectedEntry, LogId, LogReport, SegmentReport, Wal,
+};
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -313,9 +315,28 @@ pub(crate) struct InspectedLog {
     allocated_segments: u64,
     leftovers: Vec<String>,
     segments: Vec<Segment>,
+    /// Partitions that are compacted by key.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    compacted: Option<Vec<CompactedStream>>,
     /// Batches of all segments by compression, with --codecs.
     #[serde(skip_serializing_if = "Option::is_none")]
     codecs: Option<Vec<CodecShare>>,
+}
+
+/// A partition that is compacted by key in this log.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(crate) struct CompactedStream {
+    partition_id: u64,
+    /// Below this offset only the latest record of each key is left.
+    clean_offset: u64,
+    /// Below this offset no tombstone is left.
+    tombstones_below: u64,
+}
+
+impl CompactedStream {
+    fn of((partition_id, mark): (u64, CleanMark)) -> Self {
+        Self { partition_id, clean_offset: mark.upto, tombstones_below: mark.also }
+    }
 }
 
 /// Batches of one compression.
@@ -323,6 +344,8 @@ pub(crate) struct InspectedLog {
 pub(crate) struct CodecShare {
     codec: String,
     batches: u64,
+    /// Batches that compaction by key has rewritten.
+    compacted_batches: u64,
     records: u64,
     /// Payload bytes in the log.
     stored_bytes: u64,
@@ -342,6 +365,7 @@ impl CodecCounts {
         let share = self.0.entry(codec_name(batch.compression)).or_default();
         let stored = entry.payload_bytes as u64;
         share.batches += 1;
+        share.compacted_batches += u64::from(batch.kept.is_some());
         share.records += u64::from(batch.record_count);
         share.stored_bytes += stored;
         share.uncompressed_bytes += match batch.uncompressed_bytes {
@@ -385,6 +409,7 @@ struct Segment {
 impl InspectedLog {
     fn new(dir: &Path, report: LogReport, codecs: Option<CodecCounts>) -> Self {
         let index = |id: Option<LogId>| id.map(|id| id.index);
+        let compacted: Vec<_> = report.clean_marks.into_iter().map(CompactedStream::of).collect();
         Self {
             dir: dir.to_owned(),
             has_vote: report.vote.is_some(),
@@ -396,6 +421,7 @@ impl InspectedLog {
             allocated_segments: report.allocated_segments,
             leftovers: report.leftovers,
             segments: report.segments.into_iter().map(Segment::from).collect(),
+            compacted: (!compacted.is_empty()).then_some(compacted),
             codecs: codecs.map(CodecCounts::into_shares),
         }
     }

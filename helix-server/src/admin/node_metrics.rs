@@ -148,6 +148,15 @@ async fn data_shard(page: &mut MetricsPage, shard: &Shard, disk: &mut Disk) {
     page.put(MetricName::WalWritable, &[id], u64::from(shard.write_error().is_none()));
     let unsynced = shard.unsynced_for().unwrap_or_default();
     page.put_f64(MetricName::WalUnsynced, &[id], unsynced.as_secs_f64());
+    let cleaner = shard.cleaner_stats();
+    page.put(MetricName::CleanerPasses, &[id], cleaner.passes);
+    page.put(MetricName::CleanerReadBytes, &[id], cleaner.read_bytes);
+    page.put(MetricName::CleanerBehind, &[id], cleaner.behind_partitions);
+    page.put(MetricName::CleanerUncleanable, &[id], cleaner.uncleanable_partitions);
+    page.put(MetricName::CleanerTableBytes, &[id], cleaner.table_bytes);
+    page.put(MetricName::CleanerDirtyBytes, &[id], cleaner.dirty_bytes);
+    page.put_f64(MetricName::CleanerLag, &[id], cleaner.lag.as_secs_f64());
+    page.put(MetricName::CleanerBlocked, &[id], shard.blocked_partitions());
     wal(page, id, &status.wal);
     disk.add(&status.wal);
 }

@@ -9,6 +9,7 @@ use helix_proto::log::v1::{Batch, EncodedBatch, ProducerIdentity, Record};
 use helix_proto::plain::PlainRecords;
 
 use super::compressed::{AdmittedBatch, CompressedBatch};
+use super::keys::check_keys;
 use super::settings::allowed_codec;
 use crate::error::{Error, Result};
 use crate::log::{
@@ -160,6 +161,7 @@ fn checked(
         return Ok((encoded, Some(codec)));
     }
     check_records(&encoded.payload, encoded.record_count, settings)?;
+    check_keys(&encoded.payload, settings)?;
     Ok((encoded, None))
 }
 
@@ -204,6 +206,7 @@ fn encode(plain: PlainRecords, settings: &PartitionSettings) -> Result<EncodedBa
     if count == 0 {
         return Err(Error::EmptyBatch);
     }
+    check_keys(&payload, settings)?;
     Ok(batch::from_payload(count, payload))
 }
 
@@ -272,6 +275,8 @@ mod tests {
         version: 1,
         allowed_compression: 0,
         takes_any_records: false,
+        cleanup: 0,
+        tombstone_retention_us: None,
     };
 
     fn records(values: &[&'static str]) -> Vec<Record> {

@@ -10,7 +10,8 @@ use crate::shard::ReadBatch;
 
 /// Records of a batch that a read may take.
 pub(super) struct BatchPart {
-    pub(super) first_offset: u64,
+    /// Number of its first record in the stored batch.
+    pub(super) first_number: u32,
     pub(super) payload: Bytes,
     /// True if later records of the batch are left out.
     pub(super) is_truncated: bool,
@@ -29,18 +30,15 @@ impl BatchPart {
         capacity: u64,
     ) -> Self {
         let payload = &stored.payload;
-        let whole = Self {
-            first_offset: stored.first_offset,
-            payload: payload.clone(),
-            is_truncated: false,
-        };
-        let (mut first_offset, mut start, mut end) = (stored.first_offset, 0, 0);
+        let whole = Self { first_number: 0, payload: payload.clone(), is_truncated: false };
+        let (mut first_number, mut start, mut end) = (0, 0, 0);
         let (mut count, mut bytes) = (0, 0);
-        for (offset, range) in (stored.first_offset..).zip(batch::walk(payload, usize::MAX)) {
+        for (number, range) in (0..).zip(batch::walk(payload, usize::MAX)) {
+            let offset = stored.offset_of(number);
             // The caller finds the invalid record again, at its position in the batch.
             let Ok(range) = range else { return whole };
             if offset < offsets.start {
-                (first_offset, start) = (offset + 1, range.end);
+                (first_number, start) = (number + 1, range.end);
                 end = start;
                 continue;
             }
@@ -55,7 +53,7 @@ impl BatchPart {
             return whole;
         }
         let is_truncated = end < payload.len();
-        Self { first_offset, payload: Bytes::copy_from_slice(&payload[start..end]), is_truncated }
+        Self { first_number, payload: Bytes::copy_from_slice(&payload[start..end]), is_truncated }
     }
 }
 
@@ -79,6 +77,8 @@ mod tests {
             append_time_us: 0,
             version: encoded.version,
             record_count: encoded.record_count,
+            offset_count: encoded.record_count,
+            offset_deltas: None,
             compression: encoded.compression,
             crc: encoded.crc32,
             uncompressed_bytes: 0,
@@ -94,17 +94,33 @@ mod tests {
             let part = BatchPart::of(&stored, offsets, records_max, capacity);
             let count = batch::walk(&part.payload, usize::MAX).count();
             let is_slice = memory.contains(&part.payload.as_ptr());
-            (part.first_offset, count, is_slice, part.is_truncated)
+            (part.first_number, count, is_slice, part.is_truncated)
         };
         let most = u64::MAX;
-        assert_eq!(part(0..most, most, most), (10, 10, true, false));
-        assert_eq!(part(10..20, 10, most), (10, 10, true, false));
-        assert_eq!(part(13..most, most, most), (13, 7, false, false));
-        assert_eq!(part(13..15, most, most), (13, 2, false, true));
-        assert_eq!(part(13..most, 3, most), (13, 3, false, true));
-        assert_eq!(part(13..most, most, 300), (13, 2, false, true));
-        assert_eq!(part(13..most, most, 1), (13, 1, false, true), "the caller's budget decides");
+        assert_eq!(part(0..most, most, most), (0, 10, true, false));
+        assert_eq!(part(10..20, 10, most), (0, 10, true, false));
+        assert_eq!(part(13..most, most, most), (3, 7, false, false));
+        assert_eq!(part(13..15, most, most), (3, 2, false, true));
+        assert_eq!(part(13..most, 3, most), (3, 3, false, true));
+        assert_eq!(part(13..most, most, 300), (3, 2, false, true));
+        assert_eq!(part(13..most, most, 1), (3, 1, false, true), "the caller's budget decides");
         assert_eq!(part(0..5, most, most).1, 0);
+    }
+
+    #[test]
+    fn offsets_of_a_compacted_batch_decide() {
+        let deltas = (0..10).map(|number| number * 3 + 1).collect();
+        let stored = ReadBatch { offset_count: 40, offset_deltas: Some(deltas), ..stored(10) };
+        assert_eq!((stored.offset_of(2), stored.end_offset()), (17, 50));
+        assert_eq!(stored.record_count_from(17), 8);
+        let part = |offsets| {
+            let part = BatchPart::of(&stored, offsets, u64::MAX, u64::MAX);
+            (part.first_number, batch::walk(&part.payload, usize::MAX).count(), part.is_truncated)
+        };
+        assert_eq!(part(0..u64::MAX), (0, 10, false));
+        assert_eq!(part(15..u64::MAX), (2, 8, false));
+        assert_eq!(part(17..23), (2, 2, true), "the offsets 17 and 20");
+        assert_eq!(part(39..u64::MAX), (10, 0, false), "a gap at the end");
     }
 
     #[test]
@@ -112,6 +128,6 @@ mod tests {
         let mut broken = stored(3);
         broken.payload = broken.payload.slice(..broken.payload.len() - 1);
         let part = BatchPart::of(&broken, 11..u64::MAX, u64::MAX, u64::MAX);
-        assert_eq!((part.first_offset, part.payload.len()), (10, broken.payload.len()));
+        assert_eq!((part.first_number, part.payload.len()), (0, broken.payload.len()));
     }
 }

@@ -53,6 +53,7 @@ impl ClusterHandler {
         }
         issues.extend(member_changes::issues(&self.node));
         issues.extend(clock_issues(&self.node));
+        issues.extend(cleanup_issues(&self.node));
         let lost: Vec<&PeerStatus> = peers.iter().filter(|peer| !peer.connected).collect();
         issues.extend(lost.iter().map(|peer| node_down(peer)));
         let lost: Vec<u64> = lost.iter().map(|peer| peer.node_id).collect();
@@ -293,6 +294,26 @@ fn clock_issues(node: &Node) -> Vec<HealthIssue> {
         ));
     }
     issues
+}
+
+/// Returns an issue for each shard with partitions that this node cannot compact by key.
+fn cleanup_issues(node: &Node) -> Vec<HealthIssue> {
+    let node_id = node.info().node_id;
+    let issue = |shard: &Shard| {
+        let uncleanable = shard.uncleanable();
+        let (partition, why) = uncleanable.first()?;
+        let (count, shard_id) = (uncleanable.len(), wire_shard_id(shard.id()));
+        Some(HealthIssue {
+            reason: HealthReason::Uncleanable.into(),
+            shard_id: Some(shard_id),
+            needed_node_ids: Vec::new(),
+            message: format!(
+                "node {node_id} cannot compact {count} partitions of shard {shard_id} by key; \
+                 partition id {partition}: {why}"
+            ),
+        })
+    };
+    node.shards().iter().filter_map(|shard| issue(shard)).collect()
 }
 
 fn node_down(peer: &PeerStatus) -> HealthIssue {

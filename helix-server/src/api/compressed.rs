@@ -10,6 +10,7 @@ use helix_proto::compression::{
 
 use super::batch::check_records;
 use super::decompressors::Decompressors;
+use super::keys::check_keys;
 use super::settings::allowed_compressions;
 use crate::error::{Error, Result};
 use crate::limits::{BATCH_BYTES_MAX, COMPRESSION_WAIT_MAX};
@@ -105,6 +106,7 @@ impl CompressedBatch {
             .decompress(codec, &batch.payload, batch.uncompressed_bytes as usize)
             .map_err(|error| Error::CorruptBatch { what: error.to_string() })?;
         check_records(payload, batch.record_count, &settings)?;
+        check_keys(payload, &settings)?;
         Ok(batch)
     }
 

@@ -17,6 +17,7 @@ mod group;
 mod group_describe;
 mod group_offsets;
 mod health;
+mod keys;
 mod member_changes;
 mod metadata;
 mod page;

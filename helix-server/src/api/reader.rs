@@ -463,6 +463,13 @@ impl PartitionReader {
             {
                 Ok(read) => {
                     self.watermarks = read.watermarks;
+                    if read.batches.is_empty() && read.next_offset > self.offset {
+                        // A gap that compaction has left: the records are behind it.
+                        self.offset = read.next_offset;
+                        if self.offset < self.until_offset && !self.is_at_end() {
+                            continue;
+                        }
+                    }
                     return Ok(read.batches);
                 }
                 // Also if retention overtakes a slow reader.
@@ -503,8 +510,8 @@ impl PartitionReader {
         if batch.first_offset >= self.until_offset || !budget.admit(batch.payload.len()) {
             return false;
         }
-        let end = batch.first_offset + u64::from(batch.record_count);
-        budget.records = budget.records.saturating_sub(end.saturating_sub(self.offset));
+        let end = batch.end_offset();
+        budget.records = budget.records.saturating_sub(batch.record_count_from(self.offset));
         found.bytes += batch.payload.len() as u64;
         self.offset = end.min(self.until_offset);
         found.batches.push(stored_batch(batch));
@@ -525,7 +532,8 @@ impl PartitionReader {
         let capacity = budget.bytes.min((bytes_max as u64).saturating_sub(found.bytes));
         let part = BatchPart::of(stored, self.offset..self.until_offset, budget.records, capacity);
         let ranges = batch::walk(&part.payload, usize::MAX);
-        for (offset, range) in (part.first_offset..).zip(ranges) {
+        for (number, range) in (part.first_number..).zip(ranges) {
+            let offset = stored.offset_of(number);
             if offset < self.offset {
                 continue;
             }
@@ -553,6 +561,10 @@ impl PartitionReader {
             budget.records -= 1;
             self.offset = offset + 1;
         }
+        if !part.is_truncated {
+            // Behind a gap at its end, too.
+            self.offset = stored.end_offset().min(self.until_offset).max(self.offset);
+        }
         Ok(!part.is_truncated && !budget.is_spent())
     }
 }
@@ -574,10 +586,14 @@ fn stored_batch(batch: ReadBatch) -> StoredBatch {
         0 => u32::try_from(batch.payload.len()).expect("a batch is below 4 GiB"),
         compressed => compressed,
     };
+    // The first offset is that of the first record, also where compaction removed some before it.
+    let first_offset = batch.offset_of(0);
+    let skipped = u32::try_from(first_offset - batch.first_offset).expect("within the batch");
+    let deltas = batch.offset_deltas.iter().flat_map(|deltas| deltas.iter());
     StoredBatch {
-        first_offset: batch.first_offset,
+        first_offset,
         append_time: Some(time::to_timestamp(batch.append_time_us)),
-        offset_deltas: Vec::new(),
+        offset_deltas: deltas.map(|delta| delta - skipped).collect(),
         batch: Some(EncodedBatch {
             version: batch.version,
             record_count: batch.record_count,

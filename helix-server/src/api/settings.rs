@@ -2,7 +2,7 @@
 //! Pure; `log/` and `shard/` apply the settings.
 
 use helix_proto::compression::BatchCodec;
-use helix_proto::log::v1::{self as wire, AllowedCompression};
+use helix_proto::log::v1::{self as wire, AllowedCompression, CleanupPolicy};
 
 use super::time;
 use crate::error::{Error, Result};
@@ -114,6 +114,11 @@ pub(super) fn to_config(settings: &PartitionSettings) -> wire::TopicConfig {
         default_durability: to_wire_durability(default).into(),
         allowed_compression: allowed_compression(settings).into(),
         validate_records: Some(!settings.takes_any_records),
+        cleanup: match settings.cleanup {
+            0 => CleanupPolicy::Delete.into(),
+            other => other,
+        },
+        tombstone_retention_time: Some(time::to_duration(settings.tombstones_kept_us())),
     }
 }
 
@@ -141,7 +146,19 @@ pub(super) fn from_config(
             Some(validates) => !validates,
             None => default.takes_any_records,
         },
+        cleanup: cleanup_setting(config.cleanup)?.unwrap_or(default.cleanup),
+        tombstone_retention_us: tombstone_retention_us(&config)?.or(default.tombstone_retention_us),
     })
+}
+
+/// Returns the fields with values that nodes of earlier protocol versions do not know.
+pub(super) fn fields_of_later_versions(settings: &PartitionSettings) -> SettingsMask {
+    let given = |is_given, fields| if is_given { fields } else { SettingsMask(0) };
+    let has_tombstone_retention = settings.tombstone_retention_us.is_some();
+    given(settings.allowed_compression != 0, SettingsMask::ALLOWED_COMPRESSION)
+        | given(settings.takes_any_records, SettingsMask::VALIDATE_RECORDS)
+        | given(settings.cleanup != 0, SettingsMask::CLEANUP)
+        | given(has_tombstone_retention, SettingsMask::TOMBSTONE_RETENTION_TIME)
 }
 
 /// Converts an update: each field in the mask gets its value in `config`, or else in `default`.
@@ -165,6 +182,8 @@ pub(super) fn change(
             "default_durability" => SettingsMask::DEFAULT_DURABILITY,
             "allowed_compression" => SettingsMask::ALLOWED_COMPRESSION,
             "validate_records" => SettingsMask::VALIDATE_RECORDS,
+            "cleanup" => SettingsMask::CLEANUP,
+            "tombstone_retention_time" => SettingsMask::TOMBSTONE_RETENTION_TIME,
             _ => return invalid(format!("{} is not a field of TopicConfig", quote(path))),
         };
     }
@@ -172,8 +191,16 @@ pub(super) fn change(
 }
 
 fn retention_us(config: &wire::TopicConfig) -> Result<Option<u64>> {
-    let Some(duration) = config.retention_time else { return Ok(None) };
     let field = "config.retention_time";
+    config.retention_time.map(|time| micros(field, time)).transpose()
+}
+
+fn tombstone_retention_us(config: &wire::TopicConfig) -> Result<Option<u64>> {
+    let field = "config.tombstone_retention_time";
+    config.tombstone_retention_time.map(|time| micros(field, time)).transpose()
+}
+
+fn micros(field: &'static str, duration: prost_types::Duration) -> Result<u64> {
     let duration = time::from_duration(field, duration)?;
     // Neither may silently become "unlimited": 0, or a time that never passes.
     match u64::try_from(duration.as_micros()) {
@@ -181,7 +208,7 @@ fn retention_us(config: &wire::TopicConfig) -> Result<Option<u64>> {
             field,
             what: format!("must be at least a microsecond, or 0 for no limit, not {duration:?}"),
         }),
-        Ok(micros) => Ok(Some(micros)),
+        Ok(micros) => Ok(micros),
         Err(_) => Err(Error::InvalidArgument {
             field,
             what: format!(
@@ -216,6 +243,19 @@ fn compression_setting(value: i32) -> Result<Option<i32>> {
     }
 }
 
+/// Converts the policy to its stored number. `DELETE` is 0, as in topics that are older than it.
+fn cleanup_setting(value: i32) -> Result<Option<i32>> {
+    match CleanupPolicy::try_from(value) {
+        Ok(CleanupPolicy::Unspecified) => Ok(None),
+        Ok(CleanupPolicy::Delete) => Ok(Some(0)),
+        Ok(compacted) => Ok(Some(compacted.into())),
+        Err(_) => Err(Error::InvalidArgument {
+            field: "config.cleanup",
+            what: format!("{value} is unknown to this version"),
+        }),
+    }
+}
+
 fn durability(field: &'static str, value: i32) -> Result<Option<i32>> {
     Ok(from_wire_durability(field, value)?.map(|durability| to_wire_durability(durability).into()))
 }
@@ -234,6 +274,8 @@ mod tests {
         version: 5,
         allowed_compression: 3,
         takes_any_records: true,
+        cleanup: 2,
+        tombstone_retention_us: Some(7_000_000),
     };
 
     #[test]

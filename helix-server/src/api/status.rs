@@ -93,6 +93,7 @@ fn error_detail(error: &Error) -> ErrorDetail {
             ErrorDetail { limit: Some(*bytes_max), ..detail(R::RecordTooLarge) }
         }
         Error::EmptyBatch => detail(R::EmptyBatch),
+        Error::KeyRequired { .. } => detail(R::KeyRequired),
         Error::RecordCountMismatch { .. } => detail(R::RecordCountMismatch),
         Error::CorruptBatch { .. } => detail(R::CorruptBatch),
         Error::UnsupportedCompression { allowed, .. } => {
@@ -313,6 +314,7 @@ mod tests {
                 false,
             ),
             (Error::EmptyBatch, "EMPTY_BATCH", invalid, FINAL, false),
+            (Error::KeyRequired { record: 3 }, "KEY_REQUIRED", invalid, FINAL, false),
             (
                 Error::RecordCountMismatch { stated: 2, counted: 1 },
                 "RECORD_COUNT_MISMATCH",

@@ -64,12 +64,7 @@ impl TopicHandler {
             replication_factor: request.replication_factor,
             settings: settings::from_config(request.config, self.node.topic_settings())?,
         };
-        if spec.settings.allowed_compression != 0 {
-            self.check_protocol("config.allowed_compression", protocol::COMPRESSION).await?;
-        }
-        if spec.settings.takes_any_records {
-            self.check_protocol("config.validate_records", protocol::RECORD_VALIDATION).await?;
-        }
+        self.check_protocol(settings::fields_of_later_versions(&spec.settings)).await?;
         reserve_response(call, described_bytes(spec.partition_count)).await?;
         let topic = self.node.cluster().create_topic(spec, request.validate_only).await?;
         Ok(self.describe(&topic).await)
@@ -110,12 +105,7 @@ impl TopicHandler {
         let mask = request.update_mask.map(|mask| mask.paths).unwrap_or_default();
         let default = self.node.topic_settings();
         let (settings, fields) = settings::change(&mask, request.config, default)?;
-        if fields.contains(SettingsMask::ALLOWED_COMPRESSION) {
-            self.check_protocol("config.allowed_compression", protocol::COMPRESSION).await?;
-        }
-        if fields.contains(SettingsMask::VALIDATE_RECORDS) {
-            self.check_protocol("config.validate_records", protocol::RECORD_VALIDATION).await?;
-        }
+        self.check_protocol(fields).await?;
         // Before the change, so that a rejected call changes nothing.
         let partitions = self.node.topic(&request.name).map_or(0, |topic| topic.partition_count);
         reserve_response(call, described_bytes(partitions)).await?;
@@ -124,8 +114,29 @@ impl TopicHandler {
         Ok(self.describe(&topic).await)
     }
 
-    /// Rejects a setting while the cluster has nodes that do not know it.
-    async fn check_protocol(&self, field: &'static str, needed: u32) -> Result<()> {
+    /// Rejects given settings that some node of the cluster does not know yet.
+    async fn check_protocol(&self, fields: SettingsMask) -> Result<()> {
+        // The newest version first: it includes the others.
+        let later = [
+            (SettingsMask::CLEANUP, "config.cleanup", protocol::COMPACTION),
+            (
+                SettingsMask::TOMBSTONE_RETENTION_TIME,
+                "config.tombstone_retention_time",
+                protocol::COMPACTION,
+            ),
+            (
+                SettingsMask::VALIDATE_RECORDS,
+                "config.validate_records",
+                protocol::RECORD_VALIDATION,
+            ),
+            (
+                SettingsMask::ALLOWED_COMPRESSION,
+                "config.allowed_compression",
+                protocol::COMPRESSION,
+            ),
+        ];
+        let given = later.into_iter().find(|(setting, ..)| fields.contains(*setting));
+        let Some((_, field, needed)) = given else { return Ok(()) };
         let cluster = self.node.cluster();
         if cluster.wait_protocol(needed, COMPRESSION_WAIT_MAX).await {
             return Ok(());
@@ -220,6 +231,10 @@ impl TopicHandler {
             described.watermarks = shard.watermarks(partition).ok().map(wire_watermarks);
             described.live_bytes = live_bytes;
             described.held_bytes = held_bytes;
+            if let Some(cleanup) = shard.cleanup(partition) {
+                described.clean_offset = Some(cleanup.clean_offset);
+                described.is_uncleanable = cleanup.uncleanable.is_some();
+            }
             let token = shard.fencing_token(partition).filter(|token| !token.is_none());
             described.fencing_token = token.map(|token| token.as_str().to_owned());
         }

@@ -42,6 +42,12 @@ fn unfit(id: ReplicaId, last: u64, report: Option<&ReplicaStatusReport>) -> Opti
     if report.is_damaged {
         return Some("has damage that is not repaired".to_owned());
     }
+    if report.blocked_partitions > 0 {
+        return Some(format!(
+            "has not compacted {} partitions by key as far as others",
+            report.blocked_partitions
+        ));
+    }
     (lag > limits::BALANCE_LAG_MAX)
         .then(|| format!("lacks {lag} entries, at most {} are allowed", limits::BALANCE_LAG_MAX))
 }
@@ -264,6 +270,8 @@ mod tests {
         assert!(
             why(ReplicaStatusReport { is_fetching: true, ..report(id, 5_000) }).contains("fetches")
         );
+        let blocked = ReplicaStatusReport { blocked_partitions: 3, ..report(id, 5_000) };
+        assert!(why(blocked).contains("has not compacted 3 partitions"));
         assert!(unfit(id, 5_000, None).is_some());
     }
 

@@ -15,6 +15,7 @@
 //!   a time. `dial` chooses the addresses of the members.
 //! - `access`: creates and revokes tokens, changes rules.
 //! - `group_coordinator`: drives the consumer groups of the shards that this node leads.
+//! - `cleanup_rounds`: drives the compaction by key in the shards that this node leads.
 //! - `balance`: spreads shard leaders over the nodes.
 //! - `upgrade`: raises the protocol version of the cluster.
 //! - `replica_status`, `member_addresses`: what a node with a damaged log asks other nodes.
@@ -24,6 +25,7 @@ mod balance;
 mod bootstrap;
 mod change_driver;
 mod checkpoint;
+mod cleanup_rounds;
 mod client;
 mod dial;
 mod group_coordinator;
@@ -41,6 +43,7 @@ mod upgrade;
 
 pub use bootstrap::Bootstrap;
 pub use change_driver::ChangeProgress;
+pub use cleanup_rounds::CleanupRounds;
 pub use client::Cluster;
 pub use group_coordinator::{CoordinatorRound, unmatched};
 pub use machine::ClusterMachine;

@@ -73,7 +73,10 @@ impl Cluster {
         let report = match self.shard(shard_id) {
             Ok(shard) => report(shard.replica(), resetting_replica).await.map(|report| {
                 let is_fetching = self.hub.fetching(shard_id).is_some();
-                ReplicaStatusReport { is_fetching, ..report }
+                let (cleanup_index, not_clean) = shard.cleanup_report();
+                let blocked_partitions = shard.blocked_partitions();
+                let cleaned = ReplicaStatusReport { cleanup_index, not_clean, ..report };
+                ReplicaStatusReport { is_fetching, blocked_partitions, ..cleaned }
             }),
             Err(error) => Err(error.to_string()),
         };
@@ -154,6 +157,9 @@ async fn report(
         synced_index: synced.index,
         applied_index: replica.applied(),
         is_fetching: false,
+        cleanup_index: 0,
+        not_clean: Vec::new(),
+        blocked_partitions: 0,
         damaged_ranges: ranges.map(|(first, last)| EntryRange { first, last }).collect(),
     })
 }

@@ -535,6 +535,10 @@ fn check_settings(settings: &PartitionSettings) -> Result<(), ClusterReply> {
     if settings.allowed_compression == 1 || !(0..=4).contains(&settings.allowed_compression) {
         return Err(invalid("config.allowed_compression", "unknown compression"));
     }
+    // 0 stands for DELETE.
+    if settings.cleanup == 1 || !(0..=3).contains(&settings.cleanup) {
+        return Err(invalid("config.cleanup", "unknown policy"));
+    }
     Ok(())
 }
 
@@ -573,11 +577,14 @@ fn difference(topic: &TopicInfo, new: &CreateTopic) -> Option<String> {
     let (is_default, asked_default) = (is.default_durability, asked.default_durability);
     compare("default_durability", durability(is_default), durability(asked_default));
     compare("min_durability", durability(is.min_durability), durability(asked.min_durability));
-    let compression = |number: i32| number.unsigned_abs().into();
+    let number = |number: i32| number.unsigned_abs().into();
     let (is_allowed, asked_allowed) = (is.allowed_compression, asked.allowed_compression);
-    compare("allowed_compression", compression(is_allowed), compression(asked_allowed));
+    compare("allowed_compression", number(is_allowed), number(asked_allowed));
     let validates = |settings: &PartitionSettings| u64::from(!settings.takes_any_records);
     compare("validate_records", validates(is), validates(asked));
+    compare("cleanup", number(is.cleanup), number(asked.cleanup));
+    let (is_kept, asked_kept) = (is.tombstones_kept_us(), asked.tombstones_kept_us());
+    compare("tombstone_retention_us", is_kept, asked_kept);
     (!parts.is_empty()).then(|| parts.join("; "))
 }
 

@@ -102,6 +102,12 @@ impl ServerConfig {
         let is_sparing = self.checkpoint_bytes >= CHECKPOINT_BYTES_MIN;
         let what = "choose at least 64KiB";
         problems.expect(is_sparing, "checkpoint-bytes", &self.checkpoint_bytes, what);
+        let is_share = (1..=100).contains(&self.cleaner_dirty_percent);
+        let what = "choose 1 to 100";
+        problems.expect(is_share, "cleaner-dirty-percent", &self.cleaner_dirty_percent, what);
+        let lag = self.cleaner_lag;
+        let what = "is zero; choose at least 1s";
+        problems.expect(!lag.is_zero(), "cleaner-lag", &format_args!("{lag:?}"), what);
         let timeouts = ELECTION_TIMEOUT_MS_MIN..=ELECTION_TIMEOUT_MS_MAX;
         problems.expect(
             timeouts.contains(&self.election_timeout_ms),
@@ -393,6 +399,12 @@ mod tests {
         }
         let busy = ServerConfig { checkpoint_bytes: 1000, ..ServerConfig::default() };
         assert_eq!(flags(&busy), ["checkpoint-bytes"]);
+        for cleaner_dirty_percent in [0, 101] {
+            let wrong = ServerConfig { cleaner_dirty_percent, ..ServerConfig::default() };
+            assert_eq!(flags(&wrong), ["cleaner-dirty-percent"]);
+        }
+        let hasty = ServerConfig { cleaner_lag: Duration::ZERO, ..ServerConfig::default() };
+        assert_eq!(flags(&hasty), ["cleaner-lag"]);
         for election_timeout_ms in [0, 149, 3_001] {
             let hasty = ServerConfig { election_timeout_ms, ..ServerConfig::default() };
             assert_eq!(flags(&hasty), ["election-timeout-ms"]);

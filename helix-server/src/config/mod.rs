@@ -21,7 +21,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 use std::{fmt, thread};
 
-use crate::limits::{BATCH_BYTES_DEFAULT, ELECTION_TIMEOUT_MS, PACE, RECORD_BYTES_DEFAULT};
+use crate::limits::{
+    BATCH_BYTES_DEFAULT, CLEANER_DIRTY_PERCENT, ELECTION_TIMEOUT_MS, PACE, RECORD_BYTES_DEFAULT,
+};
 use crate::log::PartitionSettings;
 use crate::memory::MemoryShares;
 pub use check::ConfigError;
@@ -286,6 +288,15 @@ pub struct ServerConfig {
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes, default_value = "64MiB")]
     pub checkpoint_bytes: u64,
 
+    /// Share of a partition's full segments, in percent, that must be new before it is compacted by
+    /// key
+    #[arg(long, value_name = "PERCENT", default_value_t = CLEANER_DIRTY_PERCENT)]
+    pub cleaner_dirty_percent: u32,
+
+    /// Longest time ("1h") that records wait for compaction by key, whatever their share
+    #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "1h")]
+    pub cleaner_lag: Duration,
+
     /// Bytes of its logs that the node reads per second to find damage early; 0 turns it off
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes, default_value = "8MiB")]
     pub scrub_rate: u64,
@@ -435,6 +446,8 @@ impl ServerConfig {
             version: 0,
             allowed_compression: 0,
             takes_any_records: false,
+            cleanup: 0,
+            tombstone_retention_us: None,
         }
     }
 }

@@ -10,7 +10,8 @@ use prost::Message;
 use super::producers::{DEDUP_WINDOW_BATCHES, DedupEntry, ForgottenProducers, ProducerState};
 use super::shard_state::{ShardState, ShardTopic, StateLimits};
 use super::{
-    FencingToken, Partition, PartitionId, PartitionRun, ProducerTable, has_no_unknown_fields,
+    CleanupState, FencingToken, Partition, PartitionId, PartitionRun, ProducerTable,
+    has_no_unknown_fields,
 };
 use crate::records::{
     PartitionRecord, ProducerRecord, ShardStateRecord as StateRecord,
@@ -35,7 +36,9 @@ const FORMAT_PLAIN: u32 = 2;
 /// Format 3 added forgotten producers; a state without any is written in format 2.
 const FORMAT_FORGOTTEN: u32 = 3;
 /// Format 4 added consumer groups; a state without any is written in format 3 or 2.
-const FORMAT: u32 = 4;
+const FORMAT_GROUPS: u32 = 4;
+/// Format 5 added compaction by key; a state without any is written in an earlier format.
+const FORMAT: u32 = 5;
 const FORMAT_MIN: u32 = 1;
 
 impl ShardState {
@@ -63,6 +66,12 @@ impl ShardState {
             next_offset: partition.next_offset,
             last_time_us: partition.last_time_us,
             fencing_token: partition.fencing_token.as_str().to_owned(),
+            cleanup_upto: partition.cleanup.upto,
+            tombstones_below: partition.cleanup.tombstones_below,
+            round_index: partition.cleanup.round_index,
+            cleaned: partition.cleanup.cleaned,
+            cleaned_us: partition.cleanup.cleaned_us,
+            cleaned_index: partition.cleanup.cleaned_index,
         });
         let producers =
             self.producers.rows().map(|((partition, producer_id), row)| ProducerRecord {
@@ -76,7 +85,8 @@ impl ShardState {
             });
         let record = StateRecord {
             format: match *forgotten == ForgottenProducers::default() {
-                _ if !self.groups.is_empty() => FORMAT,
+                _ if self.partitions.values().any(|it| !it.cleanup.is_default()) => FORMAT,
+                _ if !self.groups.is_empty() => FORMAT_GROUPS,
                 true => FORMAT_PLAIN,
                 false => FORMAT_FORGOTTEN,
             },
@@ -180,6 +190,17 @@ impl ShardState {
         }
         partition.fencing_token = FencingToken::new(&row.fencing_token)
             .ok_or_else(|| broken("fencing token is too long"))?;
+        partition.cleanup = CleanupState {
+            upto: row.cleanup_upto,
+            tombstones_below: row.tombstones_below,
+            round_index: row.round_index,
+            cleaned: row.cleaned,
+            cleaned_us: row.cleaned_us,
+            cleaned_index: row.cleaned_index,
+        };
+        if !partition.cleanup.is_sound(row.next_offset) {
+            return Err(broken("compaction is beyond the next offset"));
+        }
         partition.log_start = row.log_start;
         partition.next_offset = row.next_offset;
         partition.last_time_us = row.last_time_us;

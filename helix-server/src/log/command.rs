@@ -1,7 +1,7 @@
 //! Control entries: commands that change a shard or the cluster's state.
 //! `command_record` encodes them for the log.
 
-use super::{AccessCommand, FencingToken, GroupCommand, MemberCommand, PartitionId};
+use super::{AccessCommand, CleanupRound, FencingToken, GroupCommand, MemberCommand, PartitionId};
 pub use crate::records::{PartitionRun, PartitionSettings};
 
 /// Largest number of rows (partition runs, trims) in one control entry, so that its head fits the
@@ -34,6 +34,11 @@ pub enum ShardCommand {
     /// Sets the fencing token, if the current one is `expected` or `expected` is `None`. The empty
     /// token removes it.
     SetFencingToken { partition: PartitionId, expected: Option<FencingToken>, token: FencingToken },
+    /// Decides what compaction by key may remove, up to [`ROWS_PER_ENTRY_MAX`] partitions. Proposed
+    /// from protocol [`COMPACTION`](crate::protocol::COMPACTION) on, as the next one.
+    CleanUp { rounds: Vec<(PartitionId, CleanupRound)> },
+    /// Records that every replica is clean below these offsets at this agreed time.
+    Cleaned { partitions: Vec<(PartitionId, u64)>, time_us: u64 },
     /// Changes a consumer group. Proposed from protocol [`GROUPS`](crate::protocol::GROUPS) on.
     Group(Box<GroupCommand>),
 }
@@ -104,6 +109,13 @@ pub struct CreateTopic {
     pub requested_at_us: u64,
 }
 
+/// Time that readers have to see a tombstone, unless the topic sets another: a day.
+const TOMBSTONE_RETENTION_US_DEFAULT: u64 = 24 * 3_600_000_000;
+
+/// Numbers of `CleanupPolicy` with which a topic is compacted by key.
+const CLEANUP_COMPACT: i32 = 2;
+const CLEANUP_COMPACT_AND_DELETE: i32 = 3;
+
 /// Set of fields of [`PartitionSettings`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct SettingsMask(pub u32);
@@ -119,7 +131,10 @@ impl SettingsMask {
     pub const ALLOWED_COMPRESSION: Self = Self(1 << 6);
     /// From protocol version 6 on.
     pub const VALIDATE_RECORDS: Self = Self(1 << 7);
-    pub const ALL: Self = Self((1 << 8) - 1);
+    /// These two from protocol version 7 on.
+    pub const CLEANUP: Self = Self(1 << 8);
+    pub const TOMBSTONE_RETENTION_TIME: Self = Self(1 << 9);
+    pub const ALL: Self = Self((1 << 10) - 1);
 
     pub fn contains(self, other: Self) -> bool {
         self.0 & other.0 == other.0
@@ -167,7 +182,28 @@ impl PartitionSettings {
         if fields.contains(SettingsMask::VALIDATE_RECORDS) {
             self.takes_any_records = other.takes_any_records;
         }
+        if fields.contains(SettingsMask::CLEANUP) {
+            self.cleanup = other.cleanup;
+        }
+        if fields.contains(SettingsMask::TOMBSTONE_RETENTION_TIME) {
+            self.tombstone_retention_us = other.tombstone_retention_us;
+        }
         self
+    }
+
+    /// Returns whether only the latest record of each key is kept.
+    pub fn is_compacted(&self) -> bool {
+        matches!(self.cleanup, CLEANUP_COMPACT | CLEANUP_COMPACT_AND_DELETE)
+    }
+
+    /// Returns whether retention deletes the oldest records.
+    pub fn is_deleted_by_retention(&self) -> bool {
+        self.cleanup != CLEANUP_COMPACT
+    }
+
+    /// Returns how long a tombstone stays once everything older of its key is gone.
+    pub fn tombstones_kept_us(&self) -> u64 {
+        self.tombstone_retention_us.unwrap_or(TOMBSTONE_RETENTION_US_DEFAULT)
     }
 }
 
@@ -243,6 +279,8 @@ impl ShardCommand {
             Self::Trim { .. } => "trim",
             Self::Release { .. } => "release",
             Self::SetFencingToken { .. } => "set fencing token",
+            Self::CleanUp { .. } => "clean up",
+            Self::Cleaned { .. } => "cleaned",
             Self::Group(command) => command.change.name(),
         }
     }
@@ -316,6 +354,8 @@ mod tests {
             version: 9,
             allowed_compression: 2,
             takes_any_records: true,
+            cleanup: 3,
+            tombstone_retention_us: Some(4),
         };
         assert_eq!(old.with(&new, SettingsMask(0)), old);
         let some = SettingsMask::RETENTION_TIME | SettingsMask::MAX_BATCH_BYTES;

@@ -7,15 +7,15 @@ use prost::Message;
 use super::command::{
     ClusterCommand, CreateTopic, PartitionRun, PartitionSettings, SettingsMask, ShardCommand,
 };
-use super::{FencingToken, GroupCommand, HeadError, PartitionId};
+use super::{CleanupRound, FencingToken, GroupCommand, HeadError, PartitionId};
 use crate::records::cluster_command_record::{
     AddPartitions, AssignGroupSlots, Change as ClusterChange, CreateTopic as CreateTopicRecord,
     DeleteTopic, InitProducer, LeaseProducerIds, RaiseProtocol, RegisterNode, RegisterShards,
     UpdateTopic,
 };
 use crate::records::shard_command_record::{
-    Change as ShardChange, CreatePartitions, DropTopic, Release, SetFencingToken, Trim,
-    UpdateSettings,
+    Change as ShardChange, CleanUp, Cleaned, CreatePartitions, DropTopic, Release, SetFencingToken,
+    Trim, UpdateSettings,
 };
 use crate::records::{
     AccessCommandRecord, ClusterCommandRecord, MemberCommandRecord, ShardCommandRecord,
@@ -70,6 +70,15 @@ pub(super) fn encode_shard(command: &ShardCommand, bytes: &mut BytesMut) {
                 token: text(token),
             })
         }
+        ShardCommand::CleanUp { rounds } => ShardChange::CleanUp(CleanUp {
+            partitions: rounds.iter().map(|(id, _)| id.0).collect(),
+            upto: rounds.iter().map(|(_, round)| round.upto).collect(),
+            tombstones_below: rounds.iter().map(|(_, round)| round.tombstones_below).collect(),
+        }),
+        ShardCommand::Cleaned { partitions, time_us } => {
+            let (partitions, upto) = partitions.into_iter().map(|(id, upto)| (id.0, upto)).unzip();
+            ShardChange::Cleaned(Cleaned { partitions, upto, time_us })
+        }
         ShardCommand::Group(command) => ShardChange::Group((*command).into()),
     };
     ShardCommandRecord { change: Some(change) }.encode(bytes).expect("a BytesMut grows");
@@ -113,6 +122,23 @@ pub(super) fn decode_shard(bytes: &[u8]) -> Result<ShardCommand, HeadError> {
             expected: it.expected.as_deref().map(token).transpose()?,
             token: token(&it.token)?,
         },
+        ShardChange::CleanUp(CleanUp { partitions, upto, tombstones_below }) => {
+            if partitions.len() != upto.len() || upto.len() != tombstones_below.len() {
+                return Err(malformed("columns of a cleanup differ in length"));
+            }
+            let rounds = upto.into_iter().zip(tombstones_below);
+            let rounds =
+                rounds.map(|(upto, tombstones_below)| CleanupRound { upto, tombstones_below });
+            let partitions = partitions.into_iter().map(PartitionId);
+            ShardCommand::CleanUp { rounds: partitions.zip(rounds).collect() }
+        }
+        ShardChange::Cleaned(Cleaned { partitions, upto, time_us }) => {
+            if partitions.len() != upto.len() {
+                return Err(malformed("columns of cleaned partitions differ in length"));
+            }
+            let partitions = partitions.into_iter().map(PartitionId).zip(upto).collect();
+            ShardCommand::Cleaned { partitions, time_us }
+        }
         ShardChange::Group(it) => {
             ShardCommand::Group(Box::new(GroupCommand::try_from(it).map_err(malformed)?))
         }

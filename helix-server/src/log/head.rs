@@ -6,7 +6,9 @@ use std::fmt::{self, Display};
 use bytes::{BufMut, Bytes, BytesMut};
 
 use super::command::{ClusterCommand, ShardCommand};
-use super::{Condition, FENCING_TOKEN_BYTES_MAX, FencingToken, PartitionId, command_record};
+use super::{
+    Condition, FENCING_TOKEN_BYTES_MAX, FencingToken, KeptOffsets, PartitionId, command_record,
+};
 
 /// Largest head that the log accepts, in bytes. Commands with rows are split by
 /// [`ROWS_PER_ENTRY_MAX`](super::ROWS_PER_ENTRY_MAX).
@@ -37,6 +39,8 @@ pub struct BatchHead {
     pub proposed_us: u64,
     pub producer: Option<ProducerStamp>,
     pub condition: Condition,
+    /// Offsets that stayed after compaction by key; `None` if all did. Boxed because it is rare.
+    pub kept: Option<Box<KeptOffsets>>,
 }
 
 /// Producer of a batch, and its position in the producer's sequence on one partition.
@@ -65,6 +69,8 @@ pub enum HeadError {
     NoUncompressedBytes,
     #[error("the fencing token of the batch is too long or not UTF-8")]
     WrongToken,
+    #[error("the offsets that compaction kept in the batch are malformed")]
+    WrongKeptOffsets,
     #[error("the command is unknown to this version")]
     UnknownCommand,
     #[error("malformed command: {what}")]
@@ -83,11 +89,15 @@ const KIND_CLUSTER: u8 = 3;
 //  with FLAG_EXPECTED_OFFSET   expected_offset u64
 //  with FLAG_FENCING_TOKEN     length u8 | the token, UTF-8
 //  with FLAG_COMPRESSED        uncompressed_bytes u32, at least 1; from protocol version 4 on
+//  with FLAG_COMPACTED         offset_count u32 | form u8 | length u16 | offsets that stayed; from
+//                              protocol version 7 on
 const FLAG_PRODUCER: u8 = 1;
 const FLAG_EXPECTED_OFFSET: u8 = 1 << 1;
 const FLAG_FENCING_TOKEN: u8 = 1 << 2;
 const FLAG_COMPRESSED: u8 = 1 << 3;
-const FLAGS: u8 = FLAG_PRODUCER | FLAG_EXPECTED_OFFSET | FLAG_FENCING_TOKEN | FLAG_COMPRESSED;
+const FLAG_COMPACTED: u8 = 1 << 4;
+const FLAGS: u8 =
+    FLAG_PRODUCER | FLAG_EXPECTED_OFFSET | FLAG_FENCING_TOKEN | FLAG_COMPRESSED | FLAG_COMPACTED;
 const BATCH_BYTES: usize = 34;
 const BATCH_WITH_PRODUCER_BYTES: usize = BATCH_BYTES + 20;
 const _: () = assert!(FENCING_TOKEN_BYTES_MAX <= u8::MAX as usize);
@@ -174,6 +184,14 @@ impl BatchHead {
         if self.uncompressed_bytes > 0 {
             bytes.put_u32_le(self.uncompressed_bytes);
         }
+        if let Some(kept) = &self.kept {
+            kept.encode_to(bytes);
+        }
+    }
+
+    /// Returns the number of offsets that the batch covers: its records when it was appended.
+    pub fn offset_count(&self) -> u32 {
+        self.kept.as_ref().map_or(self.record_count, |kept| kept.offset_count())
     }
 
     fn flags(&self) -> u8 {
@@ -182,6 +200,7 @@ impl BatchHead {
             | flag(self.condition.expected_offset.is_some(), FLAG_EXPECTED_OFFSET)
             | flag(self.condition.fencing_token.is_some(), FLAG_FENCING_TOKEN)
             | flag(self.uncompressed_bytes > 0, FLAG_COMPRESSED)
+            | flag(self.kept.is_some(), FLAG_COMPACTED)
     }
 
     /// Decodes a batch; `bytes` start with the kind.
@@ -218,10 +237,18 @@ impl BatchHead {
                 return Err(HeadError::NoUncompressedBytes);
             }
         }
+        let record_count = u32::from_le_bytes(field(fixed, 10));
+        let mut kept = None;
+        if flags & FLAG_COMPACTED != 0 {
+            let prefix = reader.take()?;
+            let form = reader.take_slice(KeptOffsets::form_bytes(prefix))?;
+            let decoded = KeptOffsets::decode(prefix, form, record_count);
+            kept = Some(Box::new(decoded.ok_or(HeadError::WrongKeptOffsets)?));
+        }
         reader.end()?;
         Ok(Self {
             partition: PartitionId(u64::from_le_bytes(field(fixed, 2))),
-            record_count: u32::from_le_bytes(field(fixed, 10)),
+            record_count,
             version: u32::from_le_bytes(field(fixed, 14)),
             compression: i32::from_le_bytes(field(fixed, 18)),
             payload_bytes: u32::from_le_bytes(field(fixed, 22)),
@@ -229,6 +256,7 @@ impl BatchHead {
             proposed_us: u64::from_le_bytes(field(fixed, 26)),
             producer,
             condition,
+            kept,
         })
     }
 }
@@ -285,6 +313,7 @@ mod tests {
             proposed_us: 7,
             producer,
             condition: Condition::default(),
+            kept: None,
         }
     }
 
@@ -313,6 +342,13 @@ mod tests {
         let compressed = BatchHead { uncompressed_bytes: 4096, ..full("one") };
         assert_eq!(Head::Batch(compressed).encode(), expected);
         let size = expected.len() - 3;
+        let mut compacted = expected.clone();
+        compacted[1] = 31;
+        compacted.extend([100, 0, 0, 0, 1, 3, 0, 5, 0, 9]);
+        let kept = KeptOffsets::new(100, vec![5, 6, 16]).map(Box::new);
+        let head = BatchHead { uncompressed_bytes: 4096, kept, ..full("one") };
+        assert_eq!(head.offset_count(), 100);
+        assert_eq!(Head::Batch(head).encode(), compacted);
         expected[size] = 0;
         assert_eq!(Head::decode(&expected), Err(HeadError::NoUncompressedBytes));
     }
@@ -321,7 +357,10 @@ mod tests {
     fn rejects_batches_of_wrong_length_or_with_unknown_flags() {
         let stamp = ProducerStamp { producer_id: 9, epoch: 2, first_sequence: 5 };
         let compressed = BatchHead { uncompressed_bytes: 1 << 20, ..full("one") };
-        for head in [batch(None), batch(Some(stamp)), full(""), full("one"), compressed] {
+        let kept = KeptOffsets::new(100, vec![5, 6, 16]).map(Box::new);
+        let compacted = BatchHead { kept, ..full("one") };
+        for head in [batch(None), batch(Some(stamp)), full(""), full("one"), compressed, compacted]
+        {
             let bytes = Head::Batch(head).encode();
             for cut in 0..bytes.len() {
                 assert!(Head::decode(&bytes[..cut]).is_err(), "cut at {cut}");

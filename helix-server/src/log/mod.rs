@@ -3,12 +3,14 @@
 
 mod access;
 mod checkpoint;
+mod cleanup;
 mod cluster_reply;
 mod command;
 mod command_record;
 mod condition;
 mod group;
 mod head;
+mod kept_offsets;
 mod member_change;
 mod member_command;
 mod partition;
@@ -27,6 +29,7 @@ pub use access::{
     TokenRecord, is_principal_name,
 };
 pub use checkpoint::CheckpointError;
+pub use cleanup::{CleanupRound, CleanupState};
 pub use cluster_reply::ClusterReply;
 pub use command::{
     ClusterCommand, CreateTopic, PartitionRun, PartitionSettings, ROWS_PER_ENTRY_MAX, SettingsMask,
@@ -43,6 +46,7 @@ pub use group::{
     pattern_matches,
 };
 pub use head::{BatchHead, HEAD_BYTES_MAX, Head, HeadError, ProducerStamp};
+pub use kept_offsets::{COMPACTED_OFFSETS_MAX, KeptOffsets};
 pub use member_change::{ChangeKind, MemberChange};
 pub use member_command::{
     AddMember, InitMembers, Joined, MemberCommand, RemoveMember, ReplaceMember, SetDraining,

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use super::{FencingToken, PartitionId, PartitionSettings, Watermarks};
+use super::{CleanupState, FencingToken, PartitionId, PartitionSettings, Watermarks};
 
 /// State of a partition.
 ///
@@ -23,6 +23,8 @@ pub struct Partition {
     pub last_time_us: u64,
     /// Token in force, with which the tokens of batches are compared.
     pub fencing_token: FencingToken,
+    /// Compaction by key.
+    pub cleanup: CleanupState,
 }
 
 impl Partition {
@@ -41,6 +43,7 @@ impl Partition {
             next_offset: 0,
             last_time_us: 0,
             fencing_token: FencingToken::default(),
+            cleanup: CleanupState::default(),
         }
     }
 
@@ -54,6 +57,7 @@ impl Partition {
             && self.log_start == 0
             && self.last_time_us == 0
             && self.fencing_token.is_none()
+            && self.cleanup.is_default()
     }
 
     /// Appends a batch that ends before `next_offset`, and returns its append time.

@@ -12,6 +12,9 @@ pub struct RetentionPolicy {
 
 impl From<&PartitionSettings> for RetentionPolicy {
     fn from(settings: &PartitionSettings) -> Self {
+        if !settings.is_deleted_by_retention() {
+            return Self::default();
+        }
         Self { time_us: settings.retention_us, bytes: settings.retention_bytes }
     }
 }
@@ -88,6 +91,23 @@ mod tests {
         }
         let policy = RetentionPolicy { time_us: Some(1), bytes: Some(1) };
         assert_eq!(log_start_after_retention(policy, 9, 7, &[]), 7);
+    }
+
+    #[test]
+    fn compaction_without_delete_keeps_what_retention_would_drop() {
+        let limits = PartitionSettings {
+            retention_us: Some(1),
+            retention_bytes: Some(1),
+            ..Default::default()
+        };
+        for (cleanup, policy) in [
+            (0, RetentionPolicy { time_us: Some(1), bytes: Some(1) }),
+            (2, NONE),
+            (3, RetentionPolicy { time_us: Some(1), bytes: Some(1) }),
+        ] {
+            let settings = PartitionSettings { cleanup, ..limits };
+            assert_eq!(RetentionPolicy::from(&settings), policy, "{cleanup}");
+        }
     }
 
     #[test]

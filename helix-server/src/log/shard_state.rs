@@ -270,6 +270,20 @@ impl ShardState {
                 partition.fencing_token.check(expected.as_ref())?;
                 partition.fencing_token = token.clone();
             }
+            ShardCommand::CleanUp { rounds } => {
+                for (id, round) in rounds {
+                    if let Some(partition) = self.partitions.get_mut(id) {
+                        partition.begin_cleanup(at, *round);
+                    }
+                }
+            }
+            ShardCommand::Cleaned { partitions, time_us } => {
+                for (id, upto) in partitions {
+                    if let Some(partition) = self.partitions.get_mut(id) {
+                        partition.finish_cleanup(at, *upto, *time_us);
+                    }
+                }
+            }
             ShardCommand::Group(command) => {
                 self.groups.apply(at, command, &mut effects.groups)?;
             }

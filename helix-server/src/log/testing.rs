@@ -5,9 +5,9 @@ use rand::rngs::StdRng;
 use rand::{Rng, RngExt, SeedableRng};
 
 use super::{
-    AddMember, BatchHead, ClusterCommand, Condition, CreateTopic, FencingToken, Head, InitMembers,
-    Joined, MemberCommand, PartitionId, PartitionRun, PartitionSettings, ProducerStamp,
-    RemoveMember, ReplaceMember, SetDraining, SettingsMask, ShardCommand,
+    AddMember, BatchHead, CleanupRound, ClusterCommand, Condition, CreateTopic, FencingToken, Head,
+    InitMembers, Joined, KeptOffsets, MemberCommand, PartitionId, PartitionRun, PartitionSettings,
+    ProducerStamp, RemoveMember, ReplaceMember, SetDraining, SettingsMask, ShardCommand,
 };
 
 /// Returns the generator of the test `name`, seeded by `HELIX_SEED` or a new seed.
@@ -44,6 +44,8 @@ pub(crate) fn any_settings(rng: &mut StdRng) -> PartitionSettings {
         version: any_u64(rng),
         allowed_compression: rng.random_range(0..6),
         takes_any_records: rng.random_bool(0.5),
+        cleanup: rng.random_range(0..4),
+        tombstone_retention_us: rng.random_bool(0.5).then(|| any_u64(rng)),
     }
 }
 
@@ -57,9 +59,18 @@ pub(crate) fn random_head(rng: &mut StdRng) -> Head {
 }
 
 fn random_batch(rng: &mut StdRng) -> BatchHead {
+    let kept = rng.random_bool(0.2).then(|| {
+        let count = rng.random_range(2..300);
+        let last = rng.random_range(0..count);
+        let deltas: Vec<u32> = (0..last).filter(|_| rng.random_bool(0.5)).chain([last]).collect();
+        let missing = deltas.len() < count as usize;
+        missing.then(|| KeptOffsets::new(count, deltas)).flatten()
+    });
+    let kept = kept.flatten().map(Box::new);
+    let records = kept.as_ref().map(|kept| kept.deltas().len() as u32);
     BatchHead {
         partition: PartitionId(any_u64(rng)),
-        record_count: any_u32(rng),
+        record_count: records.unwrap_or_else(|| any_u32(rng)),
         version: any_u32(rng),
         compression: rng.random(),
         payload_bytes: any_u32(rng),
@@ -71,6 +82,7 @@ fn random_batch(rng: &mut StdRng) -> BatchHead {
             first_sequence: any_u64(rng),
         }),
         condition: any_condition(rng),
+        kept,
     }
 }
 
@@ -89,7 +101,7 @@ fn any_token(rng: &mut StdRng) -> FencingToken {
 
 fn random_shard_command(rng: &mut StdRng) -> ShardCommand {
     let (cluster_version, topic_id) = (any_u64(rng), any_u64(rng));
-    match rng.random_range(0..7) {
+    match rng.random_range(0..9) {
         0 => {
             let run = |rng: &mut StdRng| PartitionRun {
                 first_id: rng.random_range(1..1 << 60),
@@ -109,6 +121,20 @@ fn random_shard_command(rng: &mut StdRng) -> ShardCommand {
             expected: rng.random_bool(0.5).then(|| any_token(rng)),
             token: any_token(rng),
         },
+        6 => {
+            let round = |rng: &mut StdRng| {
+                let (upto, tombstones_below) = (any_u64(rng), any_u64(rng));
+                (PartitionId(any_u64(rng)), CleanupRound { upto, tombstones_below })
+            };
+            ShardCommand::CleanUp {
+                rounds: (0..rng.random_range(0..9)).map(|_| round(rng)).collect(),
+            }
+        }
+        7 => {
+            let row = |rng: &mut StdRng| (PartitionId(any_u64(rng)), any_u64(rng));
+            let partitions = (0..rng.random_range(0..9)).map(|_| row(rng)).collect();
+            ShardCommand::Cleaned { partitions, time_us: any_u64(rng) }
+        }
         5 => ShardCommand::Group(Box::new(super::group::testing::random_command(rng))),
         _ => {
             let start = |rng: &mut StdRng| (PartitionId(any_u64(rng)), any_u64(rng));

@@ -169,6 +169,22 @@ metrics! {
         "Segments written by compaction or fetched from another replica"
     WalRewrittenBytes Counter "helix_wal_rewritten_bytes_total" ["shard"]
         "Bytes of entries rewritten by compaction"
+    CleanerPasses Counter "helix_cleaner_passes_total" ["shard"]
+        "Passes of compaction by key over partitions of the shard"
+    CleanerReadBytes Counter "helix_cleaner_read_bytes_total" ["shard"]
+        "Bytes of batches read for compaction by key"
+    CleanerBehind Gauge "helix_cleaner_behind_partitions" ["shard"]
+        "Partitions whose decided round of compaction by key is not done on this node"
+    CleanerUncleanable Gauge "helix_cleaner_uncleanable_partitions" ["shard"]
+        "Partitions that this node could not compact by key; it retries"
+    CleanerTableBytes Gauge "helix_cleaner_table_bytes" ["shard"]
+        "Bytes of batches of partitions that are compacted by key"
+    CleanerDirtyBytes Gauge "helix_cleaner_dirty_bytes" ["shard"]
+        "Bytes of those in segments with records that are not compacted on this node"
+    CleanerLag Gauge "helix_cleaner_lag_seconds" ["shard"]
+        "Longest time since the newest record of a segment that is not compacted on this node"
+    CleanerBlocked Gauge "helix_cleaner_blocked_partitions" ["shard"]
+        "Partitions that this node serves in part only, until it has compacted them by key"
     WalQueuedRequests Gauge "helix_wal_queued_requests" ["shard"]
         "Requests waiting for the writer"
     WalQueuedBytes Gauge "helix_wal_queued_bytes" ["shard"]

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::time::{Instant, MissedTickBehavior};
 
 use super::{Node, leadership_log};
-use crate::cluster::CoordinatorRound;
+use crate::cluster::{CleanupRounds, CoordinatorRound};
 use crate::error::{Error, Result};
 use crate::limits;
 use crate::raft::LeadershipWatch;
@@ -34,7 +34,33 @@ pub(super) fn start_shard(node: &Arc<Node>, shard: Arc<Shard>) {
     tokio::spawn(leadership_log::run(shard.id(), node.info().node_id, shard.watch_leadership()));
     tokio::spawn(watch_disk(Arc::downgrade(node), Arc::downgrade(&shard)));
     tokio::spawn(maintain_shard(Arc::downgrade(node), shard.clone()));
-    tokio::spawn(coordinate_groups(Arc::downgrade(node), shard));
+    tokio::spawn(coordinate_groups(Arc::downgrade(node), shard.clone()));
+    tokio::spawn(drive_cleanup(Arc::downgrade(node), shard));
+}
+
+/// Drives the compaction by key of a shard while this node leads it.
+async fn drive_cleanup(node: Weak<Node>, shard: Arc<Shard>) {
+    let mut rounds = CleanupRounds::default();
+    let mut tick = tokio::time::interval(limits::CLEANER_INTERVAL);
+    tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            biased;
+            () = shard.closed() => return,
+            _ = tick.tick() => {}
+        }
+        let Some(node) = node.upgrade() else { return };
+        let draining = node.draining.clone();
+        tokio::select! {
+            biased;
+            () = draining.cancelled() => return,
+            step = node.cluster.drive_cleanup(&shard, &mut rounds) => {
+                if let Err(error) = step {
+                    tracing::debug!(shard_id = shard.id(), %error, "cannot compact by key yet");
+                }
+            }
+        }
+    }
 }
 
 /// Coordinates the groups of a shard while this node leads it.

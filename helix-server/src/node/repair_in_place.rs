@@ -75,52 +75,77 @@ impl DamagedLog<'_> {
         }
     }
 
+    /// Tries the replicas in turn, because each may have compacted an entry by key in its own way,
+    /// and only the bytes that were damaged here fit.
     async fn fetch_and_repair(
         &self,
         file: &str,
-        damage: SegmentDamage,
+        mut damage: SegmentDamage,
         from: &[ReplicaId],
         on_progress: &(dyn Fn(String) + Sync),
     ) -> Result<(), InPlaceOutcome> {
-        let Self { hub, shard_id, own, reads, .. } = *self;
-        let mut sources = EntrySources { hub, shard_id, own, from, current: 0 };
+        let mut refused = None;
+        for first in 0..from.len().max(1) {
+            let found = self.fetch(file, &damage, (from, first), on_progress).await;
+            let (entries, placements) = match (found, refused.take()) {
+                (Ok(found), _) => found,
+                // The entries of another replica did not fit: that is the better reason.
+                (Err(_), Some(refused)) => return Err(InPlaceOutcome::Unrepairable(refused)),
+                (Err(why), None) => return Err(InPlaceOutcome::Later(why)),
+            };
+            let (bytes, count) = (damage.bytes(), entries.len());
+            // An earlier attempt may have repaired it, and then found no space to make it durable.
+            let is_clean = damage.is_clean();
+            let repair = move || {
+                let repaired = damage.repair(&entries, &placements);
+                (repaired, damage)
+            };
+            let repaired = self.reads.wait(repair).await;
+            let (repaired, tried) =
+                repaired.map_err(|error| InPlaceOutcome::Later(error.to_string()))?;
+            match repaired {
+                Ok(()) if is_clean => return Ok(()),
+                Ok(()) => {
+                    let shard_id = self.shard_id;
+                    let entries = count;
+                    tracing::info!(shard_id, file, entries, bytes, "repaired a segment in place");
+                    return Ok(());
+                }
+                Err(error @ Error::Damaged { .. }) if count > 0 => {
+                    refused = Some(error.to_string());
+                }
+                Err(error @ Error::Damaged { .. }) => {
+                    return Err(InPlaceOutcome::Unrepairable(error.to_string()));
+                }
+                Err(error) => return Err(later(error)),
+            }
+            damage = tried;
+        }
+        Err(InPlaceOutcome::Unrepairable(refused.unwrap_or_default()))
+    }
+
+    /// Fetches everything that a repair needs, from the replica with number `first` if it has it.
+    async fn fetch(
+        &self,
+        file: &str,
+        damage: &SegmentDamage,
+        (from, first): (&[ReplicaId], usize),
+        on_progress: &(dyn Fn(String) + Sync),
+    ) -> Result<(BTreeMap<u64, Entry>, BTreeMap<u64, Placement>), String> {
+        let Self { hub, shard_id, own, .. } = *self;
+        let mut sources = EntrySources { hub, shard_id, own, from, current: first };
         let total = damage.missing().len() + damage.unplaced().len();
         let mut entries = BTreeMap::new();
         for run in runs(damage.missing()) {
-            sources.fetch(run, &mut entries).await.map_err(InPlaceOutcome::Later)?;
+            sources.fetch(run, &mut entries).await?;
             let done = entries.len();
             on_progress(format!("fetched {done} of {total} damaged entries of {file}"));
         }
         let mut placements = BTreeMap::new();
         for run in runs(damage.unplaced()) {
-            sources.fetch_placements(run, &mut placements).await.map_err(InPlaceOutcome::Later)?;
+            sources.fetch_placements(run, &mut placements).await?;
         }
-        let (bytes, count) = (damage.bytes(), entries.len());
-        // An earlier attempt may have repaired it, and then found no space to make it durable.
-        let is_clean = damage.is_clean();
-        let repair = move || {
-            let repaired = damage.repair(&entries, &placements);
-            drop(damage);
-            repaired
-        };
-        match reads.wait(repair).await {
-            Ok(Ok(())) if is_clean => Ok(()),
-            Ok(Ok(())) => {
-                tracing::info!(
-                    shard_id,
-                    file,
-                    entries = count,
-                    bytes,
-                    "repaired a segment in place"
-                );
-                Ok(())
-            }
-            Ok(Err(error @ Error::Damaged { .. })) => {
-                Err(InPlaceOutcome::Unrepairable(error.to_string()))
-            }
-            Ok(Err(error)) => Err(later(error)),
-            Err(error) => Err(InPlaceOutcome::Later(error.to_string())),
-        }
+        Ok((entries, placements))
     }
 }
 

@@ -40,10 +40,7 @@ pub(crate) fn to_wal(entry: &RaftEntry) -> helix_wal::Entry {
             (0, head.freeze(), helix_wal::Payload::default())
         }
         EntryPayload::Normal(command) => {
-            let mut head = BytesMut::with_capacity(96);
-            head.put_u8(COMMAND);
-            command.head.encode_to(&mut head);
-            (command.head.stream(), head.freeze(), command.payload.clone())
+            (command.head.stream(), encode_head(&command.head), command.payload.clone())
         }
     };
     helix_wal::Entry { id: wal_id(&entry.log_id), stream, head, payload }
@@ -67,6 +64,14 @@ pub(crate) fn from_wal(entry: helix_wal::Entry) -> io::Result<RaftEntry> {
         other => return Err(broken(&format!("kind {other} is unknown to this version"))),
     };
     Ok(RaftEntry { log_id: id, payload })
+}
+
+/// Encodes the head of a command for the WAL.
+pub fn encode_head(head: &Head) -> Bytes {
+    let mut bytes = BytesMut::with_capacity(96);
+    bytes.put_u8(COMMAND);
+    head.encode_to(&mut bytes);
+    bytes.freeze()
 }
 
 /// Decodes the head of a command in a stored entry.

@@ -167,6 +167,7 @@ impl Shard {
             proposed_us: self.clock.now_us(),
             producer: batch.producer,
             condition: batch.condition,
+            kept: None,
         };
         let next_batch = durability.is_before_apply().then(|| self.next_batch(&head)).flatten();
         let durability = match &next_batch {

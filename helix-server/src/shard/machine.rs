@@ -221,7 +221,9 @@ impl Machine for ShardMachine {
             for partition in state.partitions() {
                 self.wal.trim(partition.id.0, partition.log_start);
             }
-            for stream in self.wal.streams() {
+            // A mark of what is clean may be all that is left of a stream.
+            let streams = self.wal.streams().into_iter().chain(self.wal.clean_marks().into_keys());
+            for stream in streams {
                 // An unknown stream may be created by an entry that is not applied yet.
                 if state.is_dropped(PartitionId(stream)) {
                     self.wal.drop_stream(stream);

@@ -68,7 +68,7 @@ impl Backlog {
 pub(super) async fn run(shard: Arc<Shard>) {
     let mut tick = tokio::time::interval(limits::MAINTENANCE_INTERVAL);
     tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    let LogLimits { checkpoint_bytes, catch_up_bytes } = shard.log_limits;
+    let LogLimits { checkpoint_bytes, catch_up_bytes, .. } = shard.log_limits;
     let mut rule =
         CheckpointRule { bytes_at_last: 0, size_of_last: 0, bytes_min: checkpoint_bytes };
     let mut backlog = Backlog { bytes_max: catch_up_bytes, samples: VecDeque::new() };
@@ -85,7 +85,11 @@ pub(super) async fn run(shard: Arc<Shard>) {
             retain(&shard, touched).await;
             release(&shard, backlog.bound(bytes)).await;
         }
-        if rule.is_due(bytes) || (rule.would_help(bytes) && shard.is_disk_full()) {
+        // Also for commands, which count no bytes: a segment is purged as a whole.
+        let is_wanted = shard.cleaner.take_wanted_checkpoint()
+            && shard.replica.applied() > shard.replica.checkpointed().0;
+        let helps = rule.would_help(bytes) && shard.is_disk_full();
+        if rule.is_due(bytes) || is_wanted || helps {
             rule.bytes_at_last = bytes;
             rule.size_of_last = shard.machine.read_state(|state| state.encode().len()) as u64;
             backlog.sample(bytes, shard.replica.status().applied);

@@ -2,9 +2,11 @@
 //! `append.rs` has the append path and `read.rs` the read path.
 
 mod append;
+mod cleaner;
 mod group_sessions;
 mod groups;
 mod leadership_watch;
+mod log_limits;
 mod machine;
 mod maintenance;
 mod read;
@@ -38,8 +40,11 @@ use crate::raft::{
 use crate::sync;
 
 pub use append::{AppendPermit, BatchAck, Durability, NewBatch, PendingAck};
+use cleaner::CleanerReport;
+pub use cleaner::{CleanerStats, CompactedPartition, NextRound, PartitionCleanup};
 pub use group_sessions::{GroupSessions, HeartbeatDetails, MemberSession};
 pub use groups::GroupWatch;
+pub use log_limits::LogLimits;
 use machine::ShardMachine;
 pub use read::{ReadBatch, ReadFrom, ShardRead};
 use sequence_tracker::SequenceTracker;
@@ -75,21 +80,6 @@ pub struct ShardSettings {
     pub log_limits: LogLimits,
 }
 
-/// Limits of the log that a shard's replicas keep.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct LogLimits {
-    /// Smallest amount of log between two checkpoints, in bytes.
-    pub checkpoint_bytes: u64,
-    /// Log kept for replicas that are behind, in bytes.
-    pub catch_up_bytes: u64,
-}
-
-impl Default for LogLimits {
-    fn default() -> Self {
-        Self { checkpoint_bytes: limits::CHECKPOINT_BYTES, catch_up_bytes: limits::CATCH_UP_BYTES }
-    }
-}
-
 /// A shard's replica on this node, and the operations on its partitions.
 pub struct Shard {
     this: Weak<Shard>,
@@ -122,6 +112,7 @@ pub struct Shard {
     leadership_token: channel::Sender<CancellationToken>,
     /// Sessions of the groups' members; kept on the leader only.
     sessions: GroupSessions,
+    cleaner: CleanerReport,
 }
 
 /// Progress of a shard's replica and of its log.
@@ -199,7 +190,9 @@ impl Shard {
             expected: Mutex::default(),
             leadership_token: channel::Sender::new(CancellationToken::new()),
             sessions: GroupSessions::default(),
+            cleaner: CleanerReport::default(),
         });
+        tokio::spawn(cleaner::run(shard.clone()));
         tokio::spawn(maintenance::run(shard.clone()));
         tokio::spawn(leadership_watch::run(Arc::downgrade(&shard)));
         Ok(shard)
@@ -285,7 +278,7 @@ impl Shard {
     }
 
     /// Returns every other replica that the shard has or should have.
-    fn others(&self) -> BTreeSet<ReplicaId> {
+    pub fn others(&self) -> BTreeSet<ReplicaId> {
         let membership = self.replica.membership();
         let mut others: BTreeSet<ReplicaId> = membership.configs.into_iter().flatten().collect();
         others.extend(membership.learners);

@@ -12,7 +12,7 @@ use super::watch::{WatchGuard, Watcher};
 use crate::error::{Error, Result};
 use crate::limits;
 use crate::log::{Head, Partition, PartitionId, Watermarks};
-use crate::raft::{self, ProposeError};
+use crate::raft::{self, ProposeError, node_of};
 
 /// Replicas that may serve a read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,6 +30,10 @@ pub struct ReadBatch {
     pub log_id: LogId,
     pub first_offset: u64,
     pub record_count: u32,
+    /// Number of offsets that it covers; more than its records after compaction by key.
+    pub offset_count: u32,
+    /// Distances of the records' offsets from the first one, if compaction removed some.
+    pub offset_deltas: Option<Arc<[u32]>>,
     pub version: u32,
     pub compression: i32,
     /// Size of the decompressed payload of a compressed batch, else 0.
@@ -40,12 +44,36 @@ pub struct ReadBatch {
     pub payload: Bytes,
 }
 
+impl ReadBatch {
+    /// Returns the offset of a record by its number in the batch.
+    pub fn offset_of(&self, number: u32) -> u64 {
+        let delta = self.offset_deltas.as_ref().and_then(|deltas| deltas.get(number as usize));
+        self.first_offset + u64::from(delta.copied().unwrap_or(number))
+    }
+
+    /// Returns one past the last offset that the batch covers.
+    pub fn end_offset(&self) -> u64 {
+        self.first_offset + u64::from(self.offset_count)
+    }
+
+    /// Counts the records at or above an offset.
+    pub fn record_count_from(&self, offset: u64) -> u64 {
+        match &self.offset_deltas {
+            None => self.end_offset().saturating_sub(offset.max(self.first_offset)),
+            Some(deltas) => {
+                let below = offset.saturating_sub(self.first_offset);
+                deltas.iter().filter(|delta| u64::from(**delta) >= below).count() as u64
+            }
+        }
+    }
+}
+
 /// Result of a read.
 #[derive(Debug, Clone, Default)]
 pub struct ShardRead {
     /// Batches, starting with the batch that contains the requested offset.
     pub batches: Vec<ReadBatch>,
-    /// Offset of the next read.
+    /// Offset of the next read: after the last batch, or after a gap if there is none.
     pub next_offset: u64,
     pub watermarks: Watermarks,
 }
@@ -183,9 +211,30 @@ impl Shard {
         if offset >= below {
             return Ok(ShardRead { batches: Vec::new(), next_offset: offset, watermarks });
         }
-        let wal = self.wal.clone();
-        let read = move |how: ReadMode| wal.read_stream(partition.0, offset, below, bytes_max, how);
-        let mut stored = match self.reads.run(read).await {
+        // Below it compaction by key leaves gaps.
+        let gaps_below = self.machine.with(partition, |it| it.cleanup.upto).unwrap_or(0);
+        let is_whole = || self.is_clean_enough(partition, offset) && self.has_later_records();
+        if gaps_below > 0 && !is_whole() {
+            return Err(self.not_clean());
+        }
+        let read_from = |from: u64| {
+            let wal = self.wal.clone();
+            move |how: ReadMode| wal.read_stream(partition.0, from, below, bytes_max, how)
+        };
+        let read = self.reads.run(read_from(offset)).await;
+        let read = match read {
+            // Compaction has removed the first records of the partition.
+            Err(helix_wal::Error::Trimmed { first, .. })
+                if first > offset && first <= gaps_below =>
+            {
+                if first >= below {
+                    return Ok(ShardRead { batches: Vec::new(), next_offset: below, watermarks });
+                }
+                self.reads.run(read_from(first)).await
+            }
+            read => read,
+        };
+        let mut stored = match read {
             Ok(stored) => stored,
             // Trimmed or deleted meanwhile.
             Err(helix_wal::Error::Trimmed { .. }) => {
@@ -194,9 +243,14 @@ impl Shard {
             Err(error) => return Err(self.read_error(error)),
         };
         let is_empty = stored.is_empty();
-        let next_offset = truncate_at_gap(&mut stored, offset);
+        let next_offset = truncate_at_gap(&mut stored, offset, gaps_below);
         if stored.is_empty() && !is_empty {
             return Err(self.missing_offset(partition, offset, from));
+        }
+        if is_empty && gaps_below > offset {
+            // Everything up to there went away.
+            let next_offset = below.min(gaps_below);
+            return Ok(ShardRead { batches: Vec::new(), next_offset, watermarks });
         }
         let batches = stored.into_iter().map(batch).collect::<io::Result<_>>();
         let batches = batches.map_err(|error| Error::CorruptLog {
@@ -305,6 +359,15 @@ impl Shard {
         sum
     }
 
+    /// Returns the error of a replica that has not compacted what others may have forgotten. The
+    /// client retries here or at another replica.
+    fn not_clean(&self) -> Error {
+        match self.leader_hint() {
+            Some(leader) if leader.node_id != node_of(self.replica_id) => self.not_leader(),
+            _ => Error::NoLeader { shard: self.id() },
+        }
+    }
+
     fn read_error(&self, error: helix_wal::Error) -> Error {
         match error {
             helix_wal::Error::Damaged { .. }
@@ -329,12 +392,13 @@ impl Shard {
 /// Truncates batches after the first offset gap, and returns the offset after the last one.
 ///
 /// The log is read in pieces, and a snapshot may replace entries between two of them. The next
-/// read handles batches after a gap.
-fn truncate_at_gap(stored: &mut Vec<helix_wal::StoredEntry>, offset: u64) -> u64 {
+/// read handles batches after a gap. Gaps below `gaps_below`, which compaction by key left, are
+/// skipped.
+fn truncate_at_gap(stored: &mut Vec<helix_wal::StoredEntry>, offset: u64, gaps_below: u64) -> u64 {
     let mut next_offset = offset;
     let follow = stored.iter().take_while(|entry| {
         let placement = entry.placement;
-        let follows = placement.first <= next_offset;
+        let follows = placement.first <= next_offset.max(gaps_below);
         if follows {
             next_offset = placement.first + u64::from(placement.count);
         }
@@ -355,7 +419,9 @@ fn batch(entry: helix_wal::StoredEntry) -> io::Result<ReadBatch> {
     Ok(ReadBatch {
         log_id: entry.id,
         first_offset: entry.placement.first,
-        record_count: entry.placement.count,
+        record_count: head.record_count,
+        offset_count: entry.placement.count,
+        offset_deltas: head.kept.map(|kept| kept.deltas().into()),
         version: head.version,
         compression: head.compression,
         uncompressed_bytes: head.uncompressed_bytes,
@@ -384,7 +450,7 @@ mod tests {
 
     fn cut(places: &[(u64, u32)], offset: u64) -> (usize, u64) {
         let mut stored = stored(places);
-        let next_offset = truncate_at_gap(&mut stored, offset);
+        let next_offset = truncate_at_gap(&mut stored, offset, 0);
         (stored.len(), next_offset)
     }
 
@@ -395,5 +461,18 @@ mod tests {
         assert_eq!(cut(&[(10, 5), (15, 1)], 9), (0, 9), "the log starts later");
         assert_eq!(cut(&[(10, 5), (16, 1), (17, 1)], 10), (1, 15), "a later piece starts later");
         assert_eq!(cut(&[], 3), (0, 3));
+    }
+
+    #[test]
+    fn gaps_of_compaction_are_skipped() {
+        let cut = |offset, gaps_below| {
+            let mut stored = stored(&[(12, 2), (20, 5), (30, 1)]);
+            let next_offset = truncate_at_gap(&mut stored, offset, gaps_below);
+            (stored.len(), next_offset)
+        };
+        assert_eq!(cut(10, 31), (3, 31));
+        assert_eq!(cut(10, 29), (2, 25), "a gap above what was decided is none of compaction");
+        assert_eq!(cut(10, 11), (0, 10));
+        assert_eq!(cut(13, 19), (1, 14));
     }
 }

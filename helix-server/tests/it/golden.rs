@@ -1,7 +1,7 @@
 //! A node's data directory as each released version wrote it; every later version must read it
 //! through the API.
 //!
-//! `HELIX_GOLDEN=1` rewrites the directory of format 1, which is allowed only until its release.
+//! `HELIX_GOLDEN=2` rewrites the directory of format 2, which is allowed only until its release.
 //! Later, a change of any format adds a directory.
 
 // The test reads and writes files.
@@ -9,22 +9,26 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use bytes::{Buf, BufMut, Bytes};
 use helix_proto::batch;
 use helix_proto::log::v1::{
     AppendCondition, AppendRequest, ErrorReason, FetchRequest, GetTopicRequest,
-    InitProducerRequest, PartitionStart, ProducerIdentity,
+    InitProducerRequest, PartitionStart, ProducerIdentity, Record,
 };
 use helix_server::cluster::TopicSpec;
 use helix_server::config::ServerConfig;
-use helix_server::log::{Condition, FencingToken, ProducerStamp};
+use helix_server::log::{Condition, FencingToken, PartitionSettings, ProducerStamp};
 use helix_server::node::{LogLimits, Node, NodeSettings};
+use helix_server::protocol::COMPACTION;
 use helix_server::shard::{Durability, NewBatch};
 
+use crate::cleanup::keyed;
 use crate::simulation::settings_in;
 use crate::support::{
-    TestServer, append_request, earliest, encoded, from_offset, reason, records, values,
+    PATIENCE, TestServer, append_request, as_batch, earliest, encoded, from_offset, reason,
+    records, values,
 };
 use crate::trio::until;
 
@@ -37,21 +41,48 @@ fn text(partition: u32, offset: u64) -> String {
     format!("record {offset} of partition {partition} {}", "x".repeat(2_000))
 }
 
+const TABLE: &str = "table";
+const UPDATES: u64 = 90;
+const KEYS: u64 = 3;
+/// Offset below which the table is compacted at least.
+const COMPACTED: u64 = 60;
+
+/// Record of the table at an offset.
+fn update(offset: u64) -> Record {
+    keyed(&format!("key-{}", offset % KEYS), Some(&text(0, offset)))
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn serves_and_continues_a_data_directory_of_format_1() {
+    let server = start(1, write).await;
+    expect_all(&server, 0).await;
+    let server = server.restart().await;
+    expect_all(&server, 1).await;
+}
+
+/// Also has a topic that is compacted by key.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn serves_and_continues_a_data_directory_of_format_2() {
+    let server = start(2, write_table).await;
+    expect_table(&server, UPDATES).await;
+    let server = server.restart().await;
+    expect_table(&server, UPDATES + 1).await;
+}
+
+/// Starts a node on a copy of the directory of a format. First rewrites that directory if
+/// `HELIX_GOLDEN` is its number.
+async fn start(format: u32, write: impl AsyncFn(&Path)) -> TestServer {
     let directory = tempfile::tempdir().unwrap();
-    let kept = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/node-v1.pack");
-    if std::env::var("HELIX_GOLDEN").is_ok_and(|value| value == "1") {
+    let kept = format!("tests/golden/node-v{format}.pack");
+    let kept = Path::new(env!("CARGO_MANIFEST_DIR")).join(kept);
+    if std::env::var("HELIX_GOLDEN").is_ok_and(|value| value == format.to_string()) {
         let made = tempfile::tempdir().unwrap();
         write(made.path()).await;
         fs::create_dir_all(kept.parent().unwrap()).unwrap();
         fs::write(&kept, pack(made.path())).unwrap();
     }
     unpack(&fs::read(&kept).unwrap(), directory.path());
-    let server = TestServer::start(ServerConfig::in_dir(directory.path()), Some(directory)).await;
-    expect_all(&server, 0).await;
-    let server = server.restart().await;
-    expect_all(&server, 1).await;
+    TestServer::start(ServerConfig::in_dir(directory.path()), Some(directory)).await
 }
 
 /// Expects everything that was written, and one more record per visit.
@@ -113,12 +144,46 @@ async fn expect_all(server: &TestServer, visits: u64) {
     assert_eq!(reason(&refused), ErrorReason::TopicNotFound);
 }
 
+/// Expects the latest record of each key, and no record that was compacted away. Adds a record.
+async fn expect_table(server: &TestServer, next: u64) {
+    let get = GetTopicRequest { name: TABLE.to_owned() };
+    let topic = server.topics().get_topic(get).await.unwrap().into_inner().topic.unwrap();
+    assert!(topic.partitions[0].clean_offset >= Some(COMPACTED), "{:?}", topic.partitions);
+    let (mut offsets, mut offset) = (Vec::new(), 0);
+    while offset < next {
+        let start = PartitionStart { topic: TABLE.to_owned(), ..from_offset(0, offset) };
+        let request = FetchRequest { partitions: vec![start], ..FetchRequest::default() };
+        let read = server.fetch_one(request).await;
+        assert!(read.next_offset > offset, "no progress at {offset}");
+        offset = read.next_offset;
+        for stored in read.records {
+            assert_eq!(stored.record.unwrap(), update(stored.offset));
+            offsets.push(stored.offset);
+        }
+    }
+    assert_eq!(offset, next);
+    assert!((next - KEYS..next).all(|offset| offsets.contains(&offset)), "{offsets:?}");
+    let is_removed = |offset: &u64| *offset + KEYS < COMPACTED;
+    assert!(!offsets.iter().any(is_removed), "{offsets:?}");
+    let request = AppendRequest {
+        topic: TABLE.to_owned(),
+        batch: as_batch(batch::encode(&[update(next)])),
+        ..AppendRequest::default()
+    };
+    let ack = server.produce().append(request).await.unwrap().into_inner().ack.unwrap();
+    assert_eq!(ack.first_offset, Some(next));
+}
+
 /// A node with small segments, so that kilobytes suffice to roll, seal and compact.
 fn settings(directory: &Path) -> NodeSettings {
     NodeSettings {
         segment_bytes: 64 << 10,
         preparation: helix_wal::Preparation::Auto,
-        log_limits: LogLimits { checkpoint_bytes: 32 << 10, catch_up_bytes: 32 << 10 },
+        log_limits: LogLimits {
+            checkpoint_bytes: 32 << 10,
+            catch_up_bytes: 32 << 10,
+            ..LogLimits::DEFAULT
+        },
         ..settings_in(directory, 1)
     }
 }
@@ -154,6 +219,31 @@ async fn write(directory: &Path) {
     node.close().await;
 }
 
+/// Fills a directory: updates of a few keys, most of them compacted away.
+async fn write_table(directory: &Path) {
+    let settings = settings(directory);
+    let cleaner_lag = Duration::from_secs(1);
+    let log_limits = LogLimits { cleaner_lag, ..settings.log_limits };
+    let node = Node::open(NodeSettings { log_limits, ..settings }).await.unwrap();
+    assert!(node.cluster().wait_protocol(COMPACTION, PATIENCE).await);
+    // The number of `CleanupPolicy` for compaction by key.
+    let settings = PartitionSettings { cleanup: 2, ..*node.topic_settings() };
+    let name = TABLE.to_owned();
+    let spec = TopicSpec { name, partition_count: 1, replication_factor: 0, settings };
+    node.cluster().create_topic(spec, false).await.unwrap();
+    for offset in 0..UPDATES {
+        append_records(&node, TABLE, 0, &[update(offset)], None).await;
+    }
+    let located = node.locate(TABLE, 0).unwrap();
+    until("the updates are compacted", async || {
+        let cleanup = located.shard.cleanup(located.partition);
+        cleanup.is_some_and(|it| it.clean_offset >= COMPACTED).then_some(())
+    })
+    .await;
+    drop(located);
+    node.close().await;
+}
+
 async fn append(
     node: &Node,
     topic: &str,
@@ -161,8 +251,18 @@ async fn append(
     values: &[&str],
     producer: Option<ProducerStamp>,
 ) {
+    append_records(node, topic, number, &records(values), producer).await;
+}
+
+async fn append_records(
+    node: &Node,
+    topic: &str,
+    number: u32,
+    records: &[Record],
+    producer: Option<ProducerStamp>,
+) {
     let located = node.locate(topic, number).unwrap();
-    let made = batch::encode(&records(values));
+    let made = batch::encode(records);
     let new = NewBatch {
         partition: located.partition,
         record_count: made.record_count,

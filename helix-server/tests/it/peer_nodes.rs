@@ -297,6 +297,7 @@ pub(crate) fn command(number: u64, payload: Bytes) -> Command {
         proposed_us: number,
         producer: None,
         condition: Condition::default(),
+        kept: None,
     };
     let payload = helix_wal::Payload {
         crc: batch::crc(head.version, head.record_count, head.compression, &payload),

@@ -11,14 +11,16 @@
 //! both. Every entry is verified as it is read. Damage ends the attempt, and the damaged segment is
 //! never compacted again; its readers get the error.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::sync::Arc;
 
 use bytes::Bytes;
 use tracing::{debug, warn};
 
-use crate::compaction::policy::{CompactionCandidate, CompactionChoice, CompactionLimits, choose};
+use crate::compaction::policy::{
+    CompactionCandidate, CompactionChoice, CompactionLimits, choose, choose_listed,
+};
 use crate::error::{Error, changing};
 use crate::files::cold_segment::ColdSegment;
 use crate::files::open_segment::read_directory;
@@ -31,6 +33,7 @@ use crate::memory::log::Log;
 use crate::read::load::load_entries;
 use crate::read::load::{EntrySource, FrameRef};
 use crate::shared::Shared;
+use crate::shared::cleaning::{Cleaning, EntryFilter, FilteredEntry};
 use crate::storage::Storage;
 use crate::sync::IgnorePoison;
 use crate::types::{Entry, Placement, ReadMode};
@@ -58,8 +61,8 @@ struct LiveShare {
 #[derive(Debug)]
 struct MovedEntry {
     placement: Placement,
-    /// First entry of a share. Shares are preserved, because retention cuts between them.
-    begins_share: bool,
+    /// Number of its share. Shares are preserved, because retention cuts between them.
+    share: u64,
 }
 
 /// Result of a step.
@@ -73,6 +76,8 @@ pub(crate) enum CompactionStep {
     NoSpace,
     /// Old segments were replaced and may be freed.
     Done,
+    /// The filter of a cleaning refused an entry, or its segments cannot be rewritten now.
+    Refused,
 }
 
 /// Runs the compactions of a log, one at a time.
@@ -110,6 +115,16 @@ struct CompactionJob {
     /// New segments listed in the state file, with the rows still to be moved to them.
     receiving_rows: VecDeque<(Arc<Segment>, VecDeque<DirectoryRow>)>,
     is_named: bool,
+    /// Share of the last planned entry, and of the last written one.
+    planned_share: u64,
+    written_share: Option<u64>,
+    /// Filter of the streams being cleaned, and the position below which each one is.
+    cleaning: Option<(Arc<dyn EntryFilter>, BTreeMap<u64, u64>)>,
+    /// Inputs that were replaced, and the segments that replaced them.
+    replaced: Vec<u64>,
+    added: Vec<u64>,
+    /// Why the filter refused an entry.
+    refusal: Option<String>,
 }
 
 impl Compactor {
@@ -120,6 +135,9 @@ impl Compactor {
     /// Does one piece of work.
     pub(crate) fn step(&mut self) -> Result<CompactionStep, Error> {
         let Some(mut job) = self.job.take() else {
+            if let Some(step) = self.end_cleaning()? {
+                return Ok(step);
+            }
             self.job = self.begin();
             return Ok(if self.job.is_some() {
                 CompactionStep::More(0)
@@ -128,7 +146,15 @@ impl Compactor {
             });
         };
         match self.advance(&mut job) {
-            Ok(CompactionStep::Done) => Ok(CompactionStep::Done),
+            Ok(CompactionStep::Done) => {
+                self.on_replaced(&job);
+                Ok(CompactionStep::Done)
+            }
+            Ok(CompactionStep::Refused) => {
+                let error = Error::Unusable(job.refusal.take().unwrap_or_default());
+                self.give_up(&job, &error);
+                Ok(CompactionStep::Refused)
+            }
             Ok(step) => {
                 self.job = Some(job);
                 Ok(step)
@@ -169,7 +195,14 @@ impl Compactor {
         let mut core = self.shared.lock();
         core.log.pop_slots(SLOTS_PER_STEP);
         let candidates = candidates(&core.log);
-        let CompactionChoice { ids, gathers } = choose(&candidates, bounds)?;
+        let mut cleaning = None;
+        let CompactionChoice { ids, gathers } = match &core.cleaning {
+            Some(Cleaning { request, left }) if !left.is_empty() => {
+                cleaning = Some((Arc::clone(&request.filter), request.below.clone()));
+                choose_listed(&candidates, left, bounds)?
+            }
+            _ => choose(&candidates, bounds)?,
+        };
         let chosen = || candidates.iter().filter(|c| ids.contains(&c.id));
         let (left_bytes, left_entries) =
             (chosen().map(|c| c.live_bytes).sum(), chosen().map(|c| c.live_entries).sum());
@@ -195,7 +228,84 @@ impl Compactor {
             made: VecDeque::new(),
             receiving_rows: VecDeque::new(),
             is_named: false,
+            planned_share: 0,
+            written_share: None,
+            cleaning,
+            replaced: Vec::new(),
+            added: Vec::new(),
+            refusal: None,
         })
+    }
+
+    /// Ends a cleaning that is done, or whose segments cannot be rewritten now.
+    fn end_cleaning(&self) -> Result<Option<CompactionStep>, Error> {
+        let cleaning = {
+            let mut core = self.shared.lock();
+            let Some(Cleaning { left, .. }) = &core.cleaning else { return Ok(None) };
+            if !left.is_empty() {
+                let usable = candidates(&core.log);
+                let is_usable = |id: &u64| usable.iter().any(|candidate| candidate.id == *id);
+                // Trimmed segments may be gone.
+                let is_gone = |id: &u64| core.log.segment(*id).is_none_or(|held| held.removing);
+                let is_blocked = |id: &&u64| !is_usable(id) && !is_gone(id);
+                let blocked = left.iter().find(is_blocked).copied();
+                let left: Vec<u64> = left.iter().copied().filter(|id| !is_gone(id)).collect();
+                let Some(blocked) = blocked else {
+                    let is_done = left.is_empty();
+                    if let Some(cleaning) = &mut core.cleaning {
+                        cleaning.left = left;
+                    }
+                    return Ok(is_done.then_some(CompactionStep::More(0)));
+                };
+                let cleaning = core.cleaning.take();
+                drop(core);
+                if let Some(cleaning) = cleaning {
+                    let what = format!("segment {blocked:016x} cannot be rewritten now");
+                    cleaning.request.finish(Err(Error::Unusable(what)));
+                }
+                return Ok(Some(CompactionStep::Refused));
+            }
+            core.cleaning.take()
+        };
+        let Some(Cleaning { request, .. }) = cleaning else { return Ok(None) };
+        let mut file = self.shared.state_file.lock().ignore_poison();
+        let (named, before) = {
+            let mut core = self.shared.lock();
+            core.check_open()?;
+            let before = core.clean_marks.clone();
+            core.clean_marks.extend(&request.marks);
+            (core.state(self.shared.identity.clone(), file.checkpoint.clone()), before)
+        };
+        let written = file.write(self.storage.as_ref(), &named);
+        if written.as_ref().is_err_and(Error::is_shortage) {
+            // The file may have the marks all the same, and everything below them is rewritten.
+            self.shared.lock().clean_marks = before;
+        }
+        drop(file);
+        match written {
+            Err(error) if !error.is_shortage() => {
+                request.finish(Err(error.clone()));
+                Err(error)
+            }
+            result => {
+                request.finish(result);
+                Ok(Some(CompactionStep::More(0)))
+            }
+        }
+    }
+
+    /// Removes the segments that a job has rewritten from the running cleaning.
+    ///
+    /// A job that began before the cleaning has copied their entries without the filter. So its new
+    /// segments have to be rewritten instead.
+    fn on_replaced(&self, job: &CompactionJob) {
+        let mut core = self.shared.lock();
+        let Some(cleaning) = &mut core.cleaning else { return };
+        let count = cleaning.left.len();
+        cleaning.left.retain(|id| !job.replaced.contains(id));
+        if job.cleaning.is_none() && cleaning.left.len() < count {
+            cleaning.left.extend(&job.added);
+        }
     }
 
     fn advance(&mut self, job: &mut CompactionJob) -> Result<CompactionStep, Error> {
@@ -211,6 +321,12 @@ impl Compactor {
         if !job.window.is_empty() {
             return self.write_some(job);
         }
+        if job.cleaning.is_some()
+            && let Some(growing) = job.growing.take()
+        {
+            // The size that the next window leaves is not known yet: each gets a segment that fits.
+            return self.finish(job, growing);
+        }
         if !job.pieces.is_empty() {
             self.plan(job)?;
             return Ok(CompactionStep::More(0));
@@ -225,6 +341,12 @@ impl Compactor {
     /// Releases the inputs. The new files are removed with the job.
     fn give_up(&self, job: &CompactionJob, error: &Error) {
         warn!(%error, "gave up a compaction");
+        if job.cleaning.is_some() {
+            let cleaning = self.shared.lock().cleaning.take();
+            if let Some(cleaning) = cleaning {
+                cleaning.request.finish(Err(error.clone()));
+            }
+        }
         let mut core = self.shared.lock();
         // A shortage is not damage: the next attempt may find what was short.
         for input in &job.inputs {
@@ -276,7 +398,7 @@ impl Compactor {
             let Some(segment) = job.inputs.get(input) else { continue };
             let trim = self.shared.lock().log.trim_of(share.stream);
             let mut table = segment.by_stream(&self.shared.cache, ReadMode::Blocking);
-            let mut begins_share = true;
+            job.planned_share += 1;
             let mut next = share.first;
             for number in share.begin..share.begin + share.entries {
                 let row = table.get(number).map_err(stopped)?;
@@ -291,9 +413,8 @@ impl Compactor {
                     time: row.time,
                 };
                 if row.first + u64::from(row.count) > trim {
-                    let moving = MovedEntry { placement, begins_share };
+                    let moving = MovedEntry { placement, share: job.planned_share };
                     wanted.push((moving, FrameRef::of_row(&row, segment)));
-                    begins_share = false;
                 }
             }
             if next != share.next {
@@ -320,7 +441,7 @@ impl Compactor {
         }
         let mut bytes = 0;
         let mut full = None;
-        while let Some((MovedEntry { placement, begins_share }, entry)) = job.window.front() {
+        while let Some((MovedEntry { placement, share }, entry)) = job.window.front() {
             let frame = Frame::entry(entry.id, entry.stream, &entry.head, &entry.payload);
             let len = frame.len() as u64;
             if bytes > 0 && bytes + len > STEP_BYTES {
@@ -334,7 +455,9 @@ impl Compactor {
                 full = job.growing.take();
                 break;
             }
-            growing.push(&frame, *placement, *begins_share)?;
+            let begins_share = job.written_share != Some(*share);
+            growing.push(&frame, *placement, begins_share, !begins_share)?;
+            job.written_share = Some(*share);
             bytes += len;
             job.left_bytes = job.left_bytes.saturating_sub(len);
             job.left_entries = job.left_entries.saturating_sub(1);
@@ -348,7 +471,11 @@ impl Compactor {
     }
 
     fn begin_segment(&self, job: &CompactionJob, frame: u64) -> Result<ColdSegmentBuilder, Error> {
-        let left = cold_bytes(job.left_entries.max(1), job.left_bytes.max(frame));
+        let (entries, bytes) = match job.cleaning {
+            None => (job.left_entries, job.left_bytes),
+            Some(_) => (job.window.len() as u64, job.window_bytes()),
+        };
+        let left = cold_bytes(entries.max(1), bytes.max(frame));
         let mut len = left.min(self.shared.options.segment_bytes);
         while frame_bytes_max(len) < frame {
             len *= 2;
@@ -361,6 +488,7 @@ impl Compactor {
         job: &mut CompactionJob,
         mut growing: ColdSegmentBuilder,
     ) -> Result<CompactionStep, Error> {
+        job.written_share = None;
         if let Some((index, input)) = growing.repeated().zip(job.inputs.first()) {
             return Err(input.damaged(0..input.len, &format!("entry {index} occurs twice")));
         }
@@ -414,6 +542,7 @@ impl Compactor {
             }
             let held = LiveSegment::receiving_rows(Arc::clone(&segment), &trailer, &directory);
             core.log.cold.insert(segment.id, held);
+            job.added.push(segment.id);
             job.receiving_rows.push_back((segment, directory.into()));
         }
         drop(core);
@@ -439,6 +568,9 @@ impl Compactor {
             }
             return CompactionStep::More(0);
         }
+        for stream in job.cleaning.iter().flat_map(|(_, below)| below.keys()) {
+            log.remove_replaced(*stream, |id| job.inputs.iter().any(|input| input.id == id));
+        }
         // All at once, so that a read by index finds each entry in exactly one of them.
         let joined: Vec<u64> =
             log.cold.iter().filter(|(_, h)| h.receiving_rows).map(|(id, _)| *id).collect();
@@ -452,6 +584,7 @@ impl Compactor {
             debug_assert!(old.is_none_or(|old| old.live_rows == 0), "a row was left behind");
         }
         drop(core);
+        job.replaced = job.inputs.iter().map(|input| input.id).collect();
         self.replaced.append(&mut job.inputs);
         CompactionStep::Done
     }
@@ -488,15 +621,40 @@ impl CompactionJob {
                 .map_err(stopped)?;
             return Err(missed.segment.damaged(0..0, "an entry could not be read at first"));
         }
-        let copied = |(moving, entry): (MovedEntry, Entry)| {
+        for (moving, mut entry) in found {
+            match self.filtered(&moving.placement, &entry) {
+                Ok(FilteredEntry::Unchanged) => {}
+                Ok(FilteredEntry::Replaced { head, payload }) => {
+                    (entry.head, entry.payload) = (head, payload);
+                }
+                Ok(FilteredEntry::Removed) => continue,
+                Err(what) => {
+                    self.refusal = Some(what);
+                    return Ok(CompactionStep::Refused);
+                }
+            }
             // Copied, because the slices would keep everything in memory that was read with them.
-            let mut entry = entry;
             entry.head = Bytes::copy_from_slice(&entry.head);
             entry.payload.bytes = Bytes::copy_from_slice(&entry.payload.bytes);
-            (moving, entry)
-        };
-        self.window.extend(found.into_iter().map(copied));
+            self.window.push_back((moving, entry));
+        }
         Ok(CompactionStep::More(bytes))
+    }
+
+    fn filtered(&self, placement: &Placement, entry: &Entry) -> Result<FilteredEntry, String> {
+        let Some((filter, below)) = &self.cleaning else { return Ok(FilteredEntry::Unchanged) };
+        match below.get(&placement.stream) {
+            Some(end) if placement.first < *end => filter.filter(placement, entry),
+            _ => Ok(FilteredEntry::Unchanged),
+        }
+    }
+
+    /// Returns the bytes of the frames in the window.
+    fn window_bytes(&self) -> u64 {
+        let len = |entry: &Entry| {
+            Frame::entry(entry.id, entry.stream, &entry.head, &entry.payload).len() as u64
+        };
+        self.window.iter().map(|(_, entry)| len(entry)).sum()
     }
 }
 

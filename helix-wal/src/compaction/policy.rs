@@ -83,6 +83,21 @@ pub(crate) fn choose(
     dead(all, bounds).or_else(|| small(all, bounds)).or_else(|| scattered(all, bounds.free_bytes))
 }
 
+/// Chooses listed segments for a cleaning, oldest first, up to one new segment.
+pub(crate) fn choose_listed(
+    all: &[CompactionCandidate],
+    listed: &[u64],
+    bounds: CompactionLimits,
+) -> Option<CompactionChoice> {
+    let mut wanted: Vec<&CompactionCandidate> =
+        all.iter().filter(|candidate| listed.contains(&candidate.id)).collect();
+    wanted.sort_by_key(|c| (c.first, c.id));
+    wanted.truncate(COMPACTION_INPUTS_MAX);
+    let gathers = wanted.iter().all(|c| c.gathered);
+    chosen(&take(&wanted, bounds.segment_bytes, u64::MAX))
+        .map(|choice| CompactionChoice { gathers: gathers && choice.gathers, ..choice })
+}
+
 /// Chooses the segments with the smallest live share, up to one new segment.
 fn dead(all: &[CompactionCandidate], bounds: CompactionLimits) -> Option<CompactionChoice> {
     let held: u64 = all.iter().map(|c| c.len).sum();

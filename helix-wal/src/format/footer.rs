@@ -35,6 +35,8 @@ pub(crate) struct SealedEntry {
     pub placement: Option<Placement>,
     /// Begins a new share even if it follows the previous entry.
     pub begins_share: bool,
+    /// Continues the share of the previous entry even after a gap, which cleaning left.
+    pub spans_gap: bool,
 }
 
 /// A footer to be written.
@@ -134,7 +136,9 @@ fn by_stream(entries: &[SealedEntry]) -> Option<(Vec<usize>, Vec<DirectoryRow>)>
         let entry = entries.get(*at)?;
         let placement = entry.placement?;
         let follows = |last: &DirectoryRow| {
-            last.stream == placement.stream && last.next == placement.first && !entry.begins_share
+            let is_next =
+                last.next == placement.first || entry.spans_gap && last.next < placement.first;
+            last.stream == placement.stream && is_next && !entry.begins_share
         };
         if !directory.last().is_some_and(follows) {
             directory.push(DirectoryRow {
@@ -248,6 +252,7 @@ mod tests {
                 frame_len: 72,
                 placement: placement(i),
                 begins_share: false,
+                spans_gap: false,
             })
             .collect()
     }
@@ -307,6 +312,7 @@ mod tests {
             frame_len: 72,
             placement: Some(Placement { stream: 5, first, count: 2, time: i }),
             begins_share,
+            spans_gap: false,
         };
         let entries = [
             entry(0, 0, false),
@@ -320,6 +326,14 @@ mod tests {
             footer.directory.iter().map(|d| (d.first, d.next, d.begin, d.entries)).collect();
         assert_eq!(shares, [(0, 4, 0, 2), (8, 10, 2, 1), (10, 14, 3, 2)]);
         assert_eq!(footer.directory.iter().map(|d| d.bytes).sum::<u64>(), 5 * 72);
+        let cleaned = entries.map(|entry| SealedEntry { spans_gap: true, ..entry });
+        let footer = build(&cleaned, end()).unwrap();
+        let shares: Vec<_> =
+            footer.directory.iter().map(|d| (d.first, d.next, d.begin, d.entries)).collect();
+        assert_eq!(shares, [(0, 10, 0, 3), (10, 14, 3, 2)]);
+        let directory_page = footer.trailer.directory.page as usize * BLOCK;
+        let parsed = parse_directory(&footer.pages[directory_page..], &footer.trailer);
+        assert_eq!(parsed, Some(footer.directory));
     }
 
     #[test]

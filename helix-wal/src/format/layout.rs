@@ -10,10 +10,11 @@ pub(crate) const BLOCK_BYTES: u64 = BLOCK as u64;
 pub(crate) const FORMAT_VERSION: u16 = 1;
 /// Oldest format version whose readers understand the files written now.
 pub(crate) const MIN_READER_VERSION: u16 = 1;
-/// Version of the state file. Version 2 added cold segments, version 3 staged segments.
+/// Newest version of the state file. Version 2 added cold segments, version 3 staged segments,
+/// version 4 clean streams, and is only written if there are some.
 ///
 /// A version 1 reader can read a state file without cold segments.
-pub(crate) const STATE_VERSION: u16 = 3;
+pub(crate) const STATE_VERSION: u16 = 4;
 /// Maximum bytes of an identity or a vote. Both must fit into the header of a segment.
 pub(crate) const OPAQUE_BYTES_MAX: usize = 256;
 /// Exclusive upper bound of indexes, stream positions and segment ids.

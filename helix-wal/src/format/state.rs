@@ -13,14 +13,17 @@
 //!  time u64 each),
 //!  from version 2 on: cold segments (u32 count, then id u64, first index u64, last: term u64,
 //!  index u64 each),
-//!  from version 3 on: staged segments (after u64, u32 count, then as cold segments)
+//!  from version 3 on: staged segments (after u64, u32 count, then as cold segments),
+//!  from version 4 on: clean streams (u32 count, then stream, upto, also u64 each, by stream)
 //! ```
 //!
 //! A state without cold segments declares that a version 1 reader suffices; it stops before them.
 //! Staged segments never raise that version: an older reader treats their files as leftovers.
+//! A state without clean streams is written as version 3. Any other needs a reader of version 4,
+//! since an older one would forget what is clean.
 #![deny(clippy::indexing_slicing, clippy::cast_possible_truncation)]
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 
 use bytes::Bytes;
 
@@ -29,7 +32,7 @@ use crate::format::layout::{
     MIN_READER_VERSION, NUMBERS_END, OPAQUE_BYTES_MAX, STATE_VERSION, is_within_bounds, u16_at,
     u32_at, u64_at,
 };
-use crate::types::{LogId, Placement};
+use crate::types::{CleanMark, LogId, Placement};
 
 const MAGIC: [u8; 8] = *b"HLXSTATE";
 const HEADER: usize = 24;
@@ -40,6 +43,9 @@ const COLD_BYTES: usize = 32;
 const COLD_READER_VERSION: u16 = 2;
 /// First version that lists staged segments.
 const RECEIVED_VERSION: u16 = 3;
+/// First version that lists clean streams, and oldest reader version for a state that has some.
+const CLEAN_VERSION: u16 = 4;
+const CLEAN_BYTES: usize = 24;
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct PersistedState {
@@ -59,6 +65,8 @@ pub(crate) struct PersistedState {
     /// Placements of the entries up to the checkpoint that are in no sealed segment.
     pub placements: Vec<(u64, Option<Placement>)>,
     pub staged: StagedSegments,
+    /// Marks of clean streams, by stream.
+    pub clean_marks: BTreeMap<u64, CleanMark>,
 }
 
 /// Segments received for a snapshot that is not installed yet. Not part of the log.
@@ -103,8 +111,12 @@ impl PersistedState {
         );
         out.extend_from_slice(&MAGIC);
         out.extend_from_slice(&[0; 4]);
-        let reader = if self.cold.is_empty() { MIN_READER_VERSION } else { COLD_READER_VERSION };
-        out.extend_from_slice(&STATE_VERSION.to_le_bytes());
+        let (version, reader) = match (self.clean_marks.is_empty(), self.cold.is_empty()) {
+            (false, _) => (CLEAN_VERSION, CLEAN_VERSION),
+            (true, false) => (RECEIVED_VERSION, COLD_READER_VERSION),
+            (true, true) => (RECEIVED_VERSION, MIN_READER_VERSION),
+        };
+        out.extend_from_slice(&version.to_le_bytes());
         out.extend_from_slice(&reader.to_le_bytes());
         put_u64(&mut out, 0);
         put_short(&mut out, &self.identity);
@@ -142,6 +154,15 @@ impl PersistedState {
         put_cold(&mut out, &self.cold);
         put_u64(&mut out, self.staged.after);
         put_cold(&mut out, &self.staged.segments);
+        if !self.clean_marks.is_empty() {
+            let count = u32::try_from(self.clean_marks.len()).expect("streams fit in memory");
+            out.extend_from_slice(&count.to_le_bytes());
+            for (stream, CleanMark { upto, also }) in &self.clean_marks {
+                put_u64(&mut out, *stream);
+                put_u64(&mut out, *upto);
+                put_u64(&mut out, *also);
+            }
+        }
         seal(&mut out);
         out
     }
@@ -283,6 +304,8 @@ impl<'a> ByteReader<'a> {
             ..RECEIVED_VERSION => StagedSegments::default(),
             _ => StagedSegments { after: self.u64()?, segments: self.cold()? },
         };
+        let clean_marks =
+            if version < CLEAN_VERSION { BTreeMap::new() } else { self.clean_marks()? };
         Some(PersistedState {
             identity,
             next_id,
@@ -295,6 +318,7 @@ impl<'a> ByteReader<'a> {
             checkpoint: has(3).then_some((checkpoint, blob)),
             placements,
             staged,
+            clean_marks,
         })
     }
 
@@ -302,6 +326,13 @@ impl<'a> ByteReader<'a> {
         let count = usize::try_from(self.u32()?).ok()?;
         let names = self.take(count.checked_mul(COLD_BYTES)?)?;
         Some(names.chunks_exact(COLD_BYTES).map(cold_name).collect())
+    }
+
+    fn clean_marks(&mut self) -> Option<BTreeMap<u64, CleanMark>> {
+        let count = usize::try_from(self.u32()?).ok()?;
+        let marks = self.take(count.checked_mul(CLEAN_BYTES)?)?;
+        let mark = |b: &[u8]| (u64_at(b, 0), CleanMark { upto: u64_at(b, 8), also: u64_at(b, 16) });
+        Some(marks.chunks_exact(CLEAN_BYTES).map(mark).collect())
     }
 }
 
@@ -349,6 +380,7 @@ mod tests {
                     last: LogId { term: 2, index: 50 },
                 }],
             },
+            clean_marks: BTreeMap::new(),
         }
     }
 
@@ -401,6 +433,23 @@ mod tests {
         bytes[12] = 2;
         seal(&mut bytes);
         assert_eq!(PersistedState::parse(&bytes), Ok(state));
+    }
+
+    /// Logs without cleaned streams keep the bytes of version 3.
+    #[test]
+    fn only_clean_streams_need_a_reader_of_version_4() {
+        let without = sample();
+        let bytes = without.encode();
+        assert_eq!((u16_at(&bytes, 12), u16_at(&bytes, 14)), (3, 2));
+        let marks = [(7, CleanMark { upto: 40, also: 9 }), (9, CleanMark::default())];
+        let with = PersistedState { clean_marks: marks.into(), ..without };
+        let longer = with.encode();
+        assert_eq!((u16_at(&longer, 12), u16_at(&longer, 14)), (4, 4));
+        assert_eq!(longer.len(), bytes.len() + 4 + 2 * 24);
+        assert_eq!(PersistedState::parse(&longer), Ok(with));
+        for at in 0..longer.len() {
+            assert_eq!(PersistedState::parse(&longer[..at]), Err(StateError::Damaged));
+        }
     }
 
     /// Even if the checksum matches: numbers out of range, and duplicate ids.

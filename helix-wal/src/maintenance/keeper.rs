@@ -215,7 +215,7 @@ impl Keeper {
                 return Ok(NextStep::Idle);
             }
             CompactionStep::More(bytes) => self.pause(bytes, rate),
-            CompactionStep::NoSpace => RETRY_INTERVAL,
+            CompactionStep::NoSpace | CompactionStep::Refused => RETRY_INTERVAL,
             CompactionStep::Done => {
                 let replaced = self.compactor.replaced.drain(..);
                 self.retired.extend(replaced.map(|segment| RetiredSegment { segment, since: now }));
@@ -538,6 +538,10 @@ impl Keeper {
 
     fn end(&mut self) {
         self.ended = true;
+        let cleaning = self.shared.lock().cleaning.take();
+        if let Some(cleaning) = cleaning {
+            cleaning.request.finish(Err(Error::Closed));
+        }
         self.shared.end(WalThread::Keeper);
     }
 }

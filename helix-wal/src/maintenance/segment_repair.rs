@@ -215,6 +215,9 @@ fn patch_pages(
             frame_len: row.frame_len,
             placement,
             begins_share: begin_of.get(&index).is_some_and(|number| begins.contains(number)),
+            // A row of the table within a share, as the directory says, if that is known.
+            spans_gap: !begins.is_empty()
+                && begin_of.get(&index).is_some_and(|number| !begins.contains(number)),
         });
     }
     let end = SegmentEnd {

@@ -226,13 +226,40 @@ impl Log {
             if needed || !slot.is_written() {
                 return;
             }
-            let (index, stream) = (slot.id.index, slot.place.placement().map(|p| p.stream));
-            self.slots.pop_front();
-            self.evicted = self.evicted.saturating_sub(1);
-            if let Some(stream) = stream.and_then(|s| self.streams.get_mut(&s)) {
-                stream.forget(index);
-            }
+            self.pop_front();
         }
+    }
+
+    /// Removes the first slot, which has no payload on a log with a disk.
+    fn pop_front(&mut self) {
+        let Some(slot) = self.slots.pop_front() else { return };
+        self.evicted = self.evicted.saturating_sub(1);
+        let stream = slot.place.placement().map(|placement| placement.stream);
+        if let Some(stream) = stream.and_then(|stream| self.streams.get_mut(&stream)) {
+            stream.forget(slot.id.index);
+        }
+    }
+
+    /// Removes slots of sealed segments at the front up to an index, at most `max` of them, also
+    /// while the tail has space for them.
+    ///
+    /// Returns their payloads, which the caller should drop outside the lock.
+    pub(crate) fn drop_slots_upto(&mut self, index: u64, max: usize) -> Vec<Bytes> {
+        let mut gone = Vec::new();
+        for _ in 0..max {
+            let Some(slot) = self.slots.front_mut() else { break };
+            let is_sealed = self.chain.get(&slot.segment).is_none_or(|held| held.sealed);
+            if slot.id.index > index || !slot.is_written() || !is_sealed {
+                break;
+            }
+            if let Some(payload) = slot.payload.take() {
+                self.tail_bytes -= slot.cost();
+                self.evicted += 1;
+                gone.push(payload);
+            }
+            self.pop_front();
+        }
+        gone
     }
 
     /// Returns whether neither the Raft log nor a stream needs the entry.

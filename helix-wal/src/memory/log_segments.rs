@@ -62,6 +62,7 @@ impl Log {
             frame_len: slot.frame_len,
             placement: slot.place.placement(),
             begins_share: false,
+            spans_gap: false,
         };
         if start >= end { Vec::new() } else { self.slots.range(start..end).map(row).collect() }
     }

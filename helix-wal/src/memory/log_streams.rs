@@ -275,6 +275,24 @@ impl Log {
         // next trim, and remain when its new segment is compacted in turn.
         self.drop_trimmed_rows(share.stream);
     }
+
+    /// Removes the shares of a cleaned stream in replaced segments, whose entries all went away.
+    pub(crate) fn remove_replaced(&mut self, stream: u64, is_old: impl Fn(u64) -> bool) {
+        let Some(held) = self.streams.get_mut(&stream) else { return };
+        let is_gone = |share: &StreamShare| is_old(share.row.segment);
+        let gone: Vec<u64> = held
+            .rows
+            .iter()
+            .filter(|share| is_gone(share))
+            .map(|share| share.row.segment)
+            .collect();
+        held.rows.retain(|share| !is_gone(share));
+        for segment in gone {
+            if let Some(held) = self.segment_mut(segment) {
+                held.live_rows = held.live_rows.saturating_sub(1);
+            }
+        }
+    }
 }
 
 #[cfg(test)]

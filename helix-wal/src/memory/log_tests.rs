@@ -112,6 +112,23 @@ fn evicts_oldest_written_payloads_first() {
 }
 
 #[test]
+fn drops_slots_of_sealed_segments_with_their_payloads() {
+    let mut log = Log::new(false, 1 << 20);
+    log.chain.insert(1, LiveSegment::new(None));
+    push(&mut log, 1, 0..4);
+    let first = written(&log, 0..3);
+    log.on_written(1, &first);
+    assert!(log.drop_slots_upto(9, 9).is_empty(), "their segment is not sealed");
+    log.chain.get_mut(&1).unwrap().sealed = true;
+    let bytes = log.tail_bytes;
+    assert_eq!(log.drop_slots_upto(1, 1).len(), 1);
+    assert_eq!(log.drop_slots_upto(1, 9).len(), 1);
+    assert_eq!((indexes(&log), log.evicted, log.tail_bytes), (vec![2, 3], 0, bytes / 2));
+    assert_eq!(log.drop_slots_upto(9, 9).len(), 1, "an unwritten entry stays");
+    assert_eq!(indexes(&log), [3]);
+}
+
+#[test]
 fn finds_entries_around_a_gap_left_by_purge() {
     let mut log = Log::new(false, 1 << 20);
     log.chain.insert(1, LiveSegment::new(None));

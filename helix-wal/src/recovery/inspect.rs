@@ -22,7 +22,7 @@ use crate::format::layout::{BLOCK_BYTES, STATE, cold_name, new_name, ready_name,
 use crate::format::state::{ColdSegmentInfo, PersistedState};
 use crate::recovery::quarantine::unless_short;
 use crate::storage::Storage;
-use crate::types::{LogId, ReadMode, StreamRow};
+use crate::types::{CleanMark, LogId, ReadMode, StreamRow};
 
 /// Contents of a data directory.
 #[derive(Debug, Clone, Default)]
@@ -41,6 +41,8 @@ pub struct LogReport {
     pub allocated_segments: u64,
     /// Files that are no longer, or not yet, part of the log.
     pub leftovers: Vec<String>,
+    /// Marks of clean streams, by stream.
+    pub clean_marks: BTreeMap<u64, CleanMark>,
 }
 
 /// Contents of one segment.
@@ -176,6 +178,7 @@ fn inspect_with(
         ready_segments: names.ready.len() as u64,
         allocated_segments: allocated_segments(storage, &names),
         leftovers: leftovers(&names, &live, &state),
+        clean_marks: state.clean_marks.clone(),
     };
     let mut segment_ends = segment_ends(storage, &live)?;
     for (id, file) in &live {

@@ -1,6 +1,6 @@
 //! The state behind the log's lock.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,13 +13,14 @@ use crate::format::layout::check_segment_number;
 use crate::format::state::{ColdSegmentInfo, PersistedState, StagedSegments};
 use crate::memory::live_segment::LiveSegment;
 use crate::memory::log::Log;
+use crate::shared::cleaning::Cleaning;
 use crate::shared::counters::WalCounters;
 use crate::shared::disk_use::DiskUse;
 use crate::shared::queue::QueuedRequest;
 use crate::shared::signal::{WakeSignal, WalThread};
 use crate::storage::File;
 use crate::sync::{JoinHandle, ThreadId};
-use crate::types::LogId;
+use crate::types::{CleanMark, LogId};
 
 /// A file of the pool, not part of the log yet.
 #[derive(Debug)]
@@ -78,6 +79,12 @@ pub(crate) struct Core {
     pub staged: StagedSegments,
     /// Staged segments found by this open, until the caller takes them.
     pub staged_found: Option<ColdSegments>,
+    /// Marks of clean streams, as in the state file.
+    pub clean_marks: BTreeMap<u64, CleanMark>,
+    /// The request to clean streams that the keeper works on, or will.
+    pub cleaning: Option<Cleaning>,
+    /// The writer shall begin a new segment once it is idle.
+    pub rolls_early: bool,
 }
 
 impl Core {
@@ -110,6 +117,9 @@ impl Core {
             memory_bytes: 0,
             staged: StagedSegments::default(),
             staged_found: None,
+            clean_marks: BTreeMap::new(),
+            cleaning: None,
+            rolls_early: false,
         }
     }
 
@@ -162,6 +172,7 @@ impl Core {
                 .collect(),
             placements: upto.map_or(Vec::new(), |upto| self.log.unsealed_placements(upto)),
             staged: self.staged.clone(),
+            clean_marks: self.clean_marks.clone(),
             checkpoint,
         }
     }

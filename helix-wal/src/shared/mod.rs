@@ -1,6 +1,7 @@
 //! State shared by the handles, the writer and the keeper: the lock, the queue and the wake-ups.
 
 pub(crate) mod busy_poll;
+pub(crate) mod cleaning;
 pub(crate) mod clock;
 pub(crate) mod core;
 pub(crate) mod counters;

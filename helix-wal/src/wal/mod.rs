@@ -1,5 +1,6 @@
 //! The public handle of the log. Writes go through one queue and one writer; reads bypass both.
 
+mod clean;
 mod repair;
 pub(crate) mod segment_repair;
 mod snapshot;
@@ -312,7 +313,11 @@ impl Wal {
 
     /// Drops the stream: none of its positions is needed, and its number is never used again.
     pub fn drop_stream(&self, stream: u64) {
-        let freed = self.shared.lock().log.drop_stream(stream);
+        let freed = {
+            let mut core = self.shared.lock();
+            core.clean_marks.remove(&stream);
+            core.log.drop_stream(stream)
+        };
         if freed {
             self.shared.raise(WalThread::Keeper);
         }

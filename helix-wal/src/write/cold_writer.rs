@@ -84,12 +84,15 @@ impl ColdSegmentBuilder {
 
     /// Adds an entry, which must fit. Indexes may come in any order.
     ///
+    /// `begins_share`: it begins a share. `spans_gap`: it does not, also after a gap.
+    ///
     /// After a shortage the entry was not added.
     pub(crate) fn push(
         &mut self,
         frame: &Frame<'_>,
         placement: crate::types::Placement,
         begins_share: bool,
+        spans_gap: bool,
     ) -> Result<(), Error> {
         let is_full = self.active.group_len() + frame.len() > COLD_GROUP_BYTES;
         if self.active.is_waiting() || (is_full && !self.active.is_empty()) {
@@ -102,6 +105,7 @@ impl ColdSegmentBuilder {
             frame_len: frame.len() as u32,
             placement: Some(placement),
             begins_share,
+            spans_gap,
         });
         Ok(())
     }
@@ -231,7 +235,8 @@ impl ColdWriter {
                 self.growing.insert(growing)
             }
         };
-        growing.push(&frame, *placement, false)?;
+        // A gap between entries of one fetch was left by cleaning, or by a trim.
+        growing.push(&frame, *placement, false, true)?;
         Ok(())
     }
 

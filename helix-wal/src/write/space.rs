@@ -64,6 +64,16 @@ impl Writer {
         }
     }
 
+    /// Begins the next segment before the active one is full, so that it can be sealed.
+    ///
+    /// Takes only a file that is ready and not reserved. Without one the caller has to ask again.
+    pub(super) fn roll_early(&mut self) -> Result<NextStep, Error> {
+        match self.begin_next(SegmentPurpose::SyncMarker)? {
+            NextSegment::Begun | NextSegment::NoSpace => Ok(NextStep::Now),
+            NextSegment::Waits => Ok(NextStep::After(SPACE_RETRY)),
+        }
+    }
+
     /// Begins the next segment in the file that was found for it.
     ///
     /// After a shortage the call can be repeated, or [`Self::finish_roll`] if the segment has its

@@ -166,6 +166,9 @@ impl Writer {
             self.end();
             return Ok(NextStep::Done);
         }
+        if std::mem::take(&mut self.shared.lock().rolls_early) {
+            return self.roll_early();
+        }
         Ok(NextStep::Idle)
     }
 

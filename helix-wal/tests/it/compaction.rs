@@ -15,22 +15,22 @@ use helix_wal::{
 use crate::common::{ManualWal, PrintOnPanic, entry, small_options};
 
 /// A log with appends, placements, checkpoints and purges, and its expected contents.
-struct CompactedLog {
-    disk: SimulatedDisk,
+pub(crate) struct CompactedLog {
+    pub(crate) disk: SimulatedDisk,
     options: Options,
     manual: Option<ManualWal>,
     /// Placed entries by stream and position.
-    kept: BTreeMap<(u64, u64), (Entry, Placement)>,
+    pub(crate) kept: BTreeMap<(u64, u64), (Entry, Placement)>,
     next: BTreeMap<u64, u64>,
     trims: BTreeMap<u64, u64>,
-    index: u64,
+    pub(crate) index: u64,
     /// Entries to append together, because an append alone fills a whole block.
     batch: Vec<(u64, usize)>,
     batch_max: usize,
 }
 
 impl CompactedLog {
-    fn new(options: Options) -> Self {
+    pub(crate) fn new(options: Options) -> Self {
         let disk = SimulatedDisk::new(5);
         let manual = Some(ManualWal::open(Arc::new(disk.clone()), options.clone()).unwrap());
         let (kept, next, trims) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
@@ -47,19 +47,19 @@ impl CompactedLog {
         }
     }
 
-    fn manual(&mut self) -> &mut ManualWal {
+    pub(crate) fn manual(&mut self) -> &mut ManualWal {
         self.manual.as_mut().unwrap()
     }
 
-    fn wal(&self) -> Wal {
+    pub(crate) fn wal(&self) -> Wal {
         self.manual.as_ref().unwrap().wal.clone()
     }
 
-    fn stats(&self) -> WalStats {
+    pub(crate) fn stats(&self) -> WalStats {
         self.wal().stats()
     }
 
-    fn append(&mut self, stream: u64, size: usize) {
+    pub(crate) fn append(&mut self, stream: u64, size: usize) {
         self.batch.push((stream, size));
         if self.batch.len() >= self.batch_max {
             self.flush();
@@ -87,7 +87,7 @@ impl CompactedLog {
         }
     }
 
-    fn checkpoint_and_purge(&mut self) {
+    pub(crate) fn checkpoint_and_purge(&mut self) {
         self.flush();
         self.manual().idle();
         let at = LogId { term: 1, index: self.index };
@@ -97,7 +97,7 @@ impl CompactedLog {
     }
 
     /// Trims a stream to its newest entries.
-    fn retain(&mut self, stream: u64, entries: u64) {
+    pub(crate) fn retain(&mut self, stream: u64, entries: u64) {
         self.flush();
         let trim = self.next[&stream].saturating_sub(3 * entries);
         self.trims.insert(stream, trim);
@@ -105,19 +105,19 @@ impl CompactedLog {
         self.wal().trim(stream, trim);
     }
 
-    fn drop_stream(&mut self, stream: u64) {
+    pub(crate) fn drop_stream(&mut self, stream: u64) {
         self.kept.retain(|(s, _), _| *s != stream);
         self.wal().drop_stream(stream);
     }
 
     /// Runs the log until no work is left.
-    fn finish_work(&mut self) {
+    pub(crate) fn finish_work(&mut self) {
         for _ in 0..40 {
             self.manual().idle();
         }
     }
 
-    fn reopen(&mut self) {
+    pub(crate) fn reopen(&mut self) {
         self.manual = None;
         self.disk.crash(Crash::LoseAll);
         self.disk = self.disk.reopen();
@@ -131,7 +131,7 @@ impl CompactedLog {
     }
 
     /// Reads every kept entry by stream, by time and by index.
-    fn check(&self) {
+    pub(crate) fn check(&self) {
         let wal = self.wal();
         for (made, placement) in self.kept.values() {
             let Placement { stream, first, time, .. } = *placement;
@@ -160,7 +160,7 @@ impl CompactedLog {
     }
 }
 
-fn options() -> Options {
+pub(crate) fn options() -> Options {
     Options { tail_bytes: 0, ..small_options() }
 }
 

@@ -2,11 +2,13 @@
 //! wrong data, no entry known to be durable goes missing silently, and nothing panics.
 
 use std::sync::Arc;
+use std::sync::mpsc::channel;
 
 use bytes::Bytes;
 use helix_wal::storage::{Crash, SimulatedDisk};
 use helix_wal::{
-    Entry, Error, LiveEntry, LogId, Options, Placement, ReadMode, Wal, inspect, verify,
+    CleanMark, CleanRequest, Entry, EntryFilter, Error, FilteredEntry, LiveEntry, LogId, Options,
+    Payload, Placement, ReadMode, Wal, inspect, verify,
 };
 
 use crate::common::{
@@ -159,6 +161,47 @@ impl Golden {
         golden.close()
     }
 
+    /// Like `compacted`, with a cleaned stream: gaps, rewritten entries and its mark.
+    pub fn cleaned() -> Self {
+        const STREAM: u64 = 3;
+        let mut golden = Self::with_cold();
+        let wal = golden.manual().wal.clone();
+        let upto = wal.cleanable_upto(STREAM);
+        let (sender, done) = channel();
+        wal.clean(CleanRequest {
+            filter: Arc::new(EveryThird),
+            below: [(STREAM, upto)].into(),
+            dirty: [(STREAM, std::iter::once(0..upto).collect())].into(),
+            marks: [(STREAM, CleanMark { upto, also: 1 })].into(),
+            done: Box::new(move |result| sender.send(result).unwrap()),
+        });
+        drop(wal);
+        for _ in 0..40 {
+            golden.manual().idle();
+        }
+        done.try_recv().unwrap().unwrap();
+        let (mut removed, mut replaced) = (0, 0);
+        for (entry, place) in golden.truth.placed.values_mut() {
+            let is_cleaned = |p: &Placement| p.stream == STREAM && p.first < upto;
+            if !place.as_ref().is_some_and(is_cleaned) {
+                continue;
+            }
+            match EveryThird::verdict(entry) {
+                FilteredEntry::Unchanged => {}
+                FilteredEntry::Removed => {
+                    *place = None;
+                    removed += 1;
+                }
+                FilteredEntry::Replaced { head, payload } => {
+                    (entry.head, entry.payload) = (head, payload);
+                    replaced += 1;
+                }
+            }
+        }
+        assert!(removed > 2 && replaced > 2, "{removed} and {replaced} entries below {upto}");
+        golden.close()
+    }
+
     fn with_cold() -> Self {
         let mut golden = Self::with(Options { compaction_bytes_per_second: u64::MAX, ..options() });
         golden.vote("a vote");
@@ -205,6 +248,29 @@ impl Golden {
         self.disk.crash(Crash::LoseAll);
         self.disk = self.disk.reopen();
         self
+    }
+}
+
+/// Removes every third entry of a stream, and rewrites every third.
+struct EveryThird;
+
+impl EveryThird {
+    fn verdict(entry: &Entry) -> FilteredEntry {
+        match entry.id.index / 4 % 3 {
+            0 => FilteredEntry::Removed,
+            1 => {
+                let bytes = entry.payload.bytes.slice(..entry.payload.bytes.len().min(50));
+                let payload = Payload { crc: crc32fast::hash(&bytes), crc_seed: 0, bytes };
+                FilteredEntry::Replaced { head: Bytes::from_static(b"rewritten"), payload }
+            }
+            _ => FilteredEntry::Unchanged,
+        }
+    }
+}
+
+impl EntryFilter for EveryThird {
+    fn filter(&self, _: &Placement, entry: &Entry) -> Result<FilteredEntry, String> {
+        Ok(Self::verdict(entry))
     }
 }
 
@@ -413,7 +479,8 @@ fn flip_bits(golden: &Golden, share: u64) -> Tally {
 
 #[test]
 fn undamaged_log_reads_back() {
-    for golden in [Golden::marked(), Golden::unmarked(), Golden::compacted()] {
+    let cleaned = Golden::cleaned();
+    for golden in [Golden::marked(), Golden::unmarked(), Golden::compacted(), cleaned] {
         assert_eq!(classify(&golden.disk, &golden.truth), DamageClass::Equal);
     }
 }

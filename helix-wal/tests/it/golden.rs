@@ -1,6 +1,6 @@
 //! Golden directories: one log per format version, written by that version (the one of version 2 by
 //! version 3, without the bytes that it adds). Every later version must read and continue them.
-//! `HELIX_GOLDEN=3` rewrites the one of version 3, which is allowed only until its release.
+//! `HELIX_GOLDEN=4` rewrites the one of version 4, which is allowed only until its release.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -44,11 +44,25 @@ fn reads_golden_directory_of_version_3() {
     }
 }
 
+/// Also has a cleaned stream, and no staged entries.
+#[test]
+fn reads_golden_directory_of_version_4() {
+    golden_is_readable(4, &Golden::cleaned());
+    let manual = ManualWal::open(Arc::new(disk_of(4)), options()).unwrap();
+    let marks = manual.wal.clean_marks();
+    assert_eq!(marks.keys().copied().collect::<Vec<_>>(), [3]);
+    assert!(marks[&3].upto > 0 && marks[&3].also == 1, "{marks:?}");
+}
+
 /// Returns all golden logs with their expected contents.
 pub fn golden_logs() -> Vec<(&'static str, SimulatedDisk, Truth)> {
-    let golden =
-        [Golden::marked(), Golden::compacted(), Golden::with_staged(AFTER, &staged_entries())];
-    let names = ["version 1", "version 2", "version 3"];
+    let golden = [
+        Golden::marked(),
+        Golden::compacted(),
+        Golden::with_staged(AFTER, &staged_entries()),
+        Golden::cleaned(),
+    ];
+    let names = ["version 1", "version 2", "version 3", "version 4"];
     let golden_logs = (1..).zip(names).zip(golden);
     golden_logs.map(|((version, name), golden)| (name, disk_of(version), golden.truth)).collect()
 }

@@ -5,6 +5,7 @@
 // A test binary has no users.
 #![allow(unreachable_pub)]
 
+mod cleaning;
 mod common;
 mod compaction;
 mod concurrency;

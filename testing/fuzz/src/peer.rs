@@ -259,6 +259,7 @@ fn entry(index: u64) -> pb::Entry {
             proposed_us: index,
             producer: None,
             condition: Condition::default(),
+            kept: None,
         };
         let crc = batch::crc(head.version, head.record_count, head.compression, &bytes);
         let crc_seed = batch::crc_seed(head.version, head.record_count, head.compression);

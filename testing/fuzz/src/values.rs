@@ -5,6 +5,7 @@ use std::cell::RefCell;
 
 use bytes::Bytes;
 use helix_proto::batch::{self, ScanError};
+use helix_proto::compaction::{BatchParts, Codecs, CompactedBatch, compact};
 use helix_proto::compression::{BatchCodec, Compressor, UNCOMPRESSED_BYTES_MAX, with_decompressor};
 use helix_proto::log::v1::{EncodedBatch, RecordList};
 use helix_proto::plain::PlainRecords;
@@ -53,6 +54,7 @@ pub(crate) fn batch(input: &[u8]) {
         let plain = RecordList::decode(plain).unwrap();
         assert_eq!(plain.records, list.records);
     }
+    compacted(&encoded, decoded.ok());
     if let Some(first) = payload.first().copied() {
         let mut flipped = payload.to_vec();
         flipped[0] = first ^ (1 << (expected % 8));
@@ -60,6 +62,40 @@ pub(crate) fn batch(input: &[u8]) {
         assert!(batch::decode(&flipped).is_err());
     }
     drop(EncodedBatch::decode(payload));
+}
+
+/// Compaction by key keeps any part of the records of a valid batch as they are, with their keys.
+/// What it accepts decodes, and the result is a valid batch.
+fn compacted(encoded: &EncodedBatch, decoded: Option<RecordList>) {
+    let parts = BatchParts::from(encoded.clone());
+    let wanted = |number: u32| encoded.crc32.rotate_left(number) & 1 != 0;
+    let mut keys = Vec::new();
+    let result = compact(&parts, &mut Codecs::default(), |record| {
+        keys.push((record.key.map(<[u8]>::to_vec), record.has_value));
+        wanted(record.number)
+    });
+    let (Ok(result), Some(RecordList { records })) = (result, decoded) else { return };
+    let expected =
+        records.iter().map(|it| (it.key.as_ref().map(|it| it.to_vec()), it.value.is_some()));
+    assert!(keys.into_iter().eq(expected));
+    let kept: Vec<_> =
+        (0..).zip(&records).filter(|(number, _)| wanted(*number)).map(|(_, it)| it).collect();
+    match result {
+        CompactedBatch::Unchanged => assert_eq!(kept.len(), records.len()),
+        CompactedBatch::Empty => assert!(kept.is_empty()),
+        CompactedBatch::Smaller(smaller, numbers) => {
+            let batch = EncodedBatch {
+                version: smaller.version,
+                record_count: smaller.record_count,
+                compression: smaller.compression,
+                crc32: smaller.crc,
+                uncompressed_bytes: smaller.uncompressed_bytes,
+                payload: smaller.payload,
+            };
+            let found = batch::decode(&batch).unwrap().records;
+            assert!(numbers.len() == found.len() && found.iter().eq(kept));
+        }
+    }
 }
 
 thread_local! {

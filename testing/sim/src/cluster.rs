@@ -162,6 +162,13 @@ impl SimulatedMachine {
             log_limits: LogLimits {
                 checkpoint_bytes: plan.checkpoint_bytes,
                 catch_up_bytes: plan.catch_up_bytes,
+                key_map_bytes: plan
+                    .table
+                    .map_or(LogLimits::DEFAULT.key_map_bytes, |table| table.key_map_bytes),
+                cleaner_lag: plan
+                    .table
+                    .map_or(LogLimits::DEFAULT.cleaner_lag, |table| table.cleaner_lag),
+                ..LogLimits::DEFAULT
             },
             scrub_rate: plan.scrub_rate,
             busy_poll: false,

@@ -91,10 +91,12 @@ pub enum CoverageMark {
     GroupTopicRecreated,
     GroupReaderEnded,
     GroupSteady,
+    TableCompacted,
+    TombstoneForgotten,
 }
 
 impl CoverageMark {
-    pub const ALL: [Self; 80] = [
+    pub const ALL: [Self; 82] = [
         Self::LeaderChange,
         Self::LeaderChangeWithBatchInFlight,
         Self::LeaderCutOff,
@@ -175,6 +177,8 @@ impl CoverageMark {
         Self::GroupTopicRecreated,
         Self::GroupReaderEnded,
         Self::GroupSteady,
+        Self::TableCompacted,
+        Self::TombstoneForgotten,
     ];
 }
 

@@ -11,6 +11,7 @@
 //! - `clock_witness` checks append times and retention by time against all clocks.
 //! - `group_member` reads in a consumer group, `group_topics` changes topics under it,
 //!   `group_watch` checks the group on all nodes, `group_context` is shared by them.
+//! - `tables` writes and reads a topic that is compacted by key, and checks what readers see.
 //! - `invariants` checks all nodes after every tick; `observation` is its state per replica.
 //! - `final_reads` reads every replica at the end; `recorder` keeps the history of all clients.
 //! - `coverage` counts the situations that a run met; `tally` adds up the counts of many runs.
@@ -44,6 +45,7 @@ pub mod recreation;
 pub mod recreation_log;
 pub mod run;
 mod sealed;
+pub mod tables;
 pub mod tally;
 pub mod tamper;
 pub mod workload;

@@ -100,11 +100,14 @@ pub enum Theme {
     Recreation,
     /// A consumer group under faults of its coordinator, its members and the network.
     Groups,
+    /// A topic that is compacted by key, under crashes and with replicas that are replaced.
+    Tables,
 }
 
 impl Theme {
     /// Themes that a third of the seeds draw from. The others have draws of their own, but
-    /// [`Self::Groups`], which is only chosen by hand: other seeds have groups too.
+    /// [`Self::Groups`] and [`Self::Tables`], which are only chosen by hand: other seeds also have
+    /// groups and tables.
     const DRAWN: [Self; 6] =
         [Self::Disks, Self::Space, Self::Votes, Self::Damage, Self::Branches, Self::Answers];
 
@@ -134,6 +137,18 @@ impl Theme {
             Self::Groups => {
                 &[Partition, OneWay, Hold, Loss, Reset, Kill, PowerLoss, Transfer, Election, Stall]
             }
+            Self::Tables => &[
+                Kill,
+                Stop,
+                PowerLoss,
+                PowerLossMidWrite,
+                PowerLossOfAll,
+                Wipe,
+                Transfer,
+                Election,
+                Partition,
+                Stall,
+            ],
         }
     }
 }
@@ -167,6 +182,34 @@ impl GroupPlan {
             topics: rng.random_range(0..=2),
         };
         (has_group || theme == Some(Theme::Groups)).then_some(plan)
+    }
+}
+
+/// Settings of a run's topic that is compacted by key.
+#[derive(Debug, Clone, Copy)]
+pub struct TablePlan {
+    /// Memory of the map from keys to offsets: for some keys, so that there are several passes.
+    pub key_map_bytes: usize,
+    pub cleaner_lag: Duration,
+}
+
+impl TablePlan {
+    /// Share of the seeds with a table.
+    const SHARE: f64 = 0.15;
+
+    /// Draws from a generator of its own, so that other seeds keep their plans.
+    ///
+    /// Not with [`Theme::Copies`], whose damage must leave one whole copy of each entry to repair
+    /// the others: an entry of a replica that is compacted further does not fit.
+    fn draw(seed: u64, theme: Option<Theme>) -> Option<Self> {
+        let mut rng = StdRng::seed_from_u64(seed ^ 0x7461_626c);
+        let has_table = rng.random_bool(Self::SHARE);
+        let plan = Self {
+            key_map_bytes: rng.random_range(300..5_000),
+            cleaner_lag: Duration::from_secs(rng.random_range(2..=10)),
+        };
+        let has_table = has_table && theme != Some(Theme::Copies);
+        (has_table || theme == Some(Theme::Tables)).then_some(plan)
     }
 }
 
@@ -212,6 +255,7 @@ pub struct SimulationPlan {
     /// Mean pause of a producer between batches.
     pub pace: Duration,
     pub group: Option<GroupPlan>,
+    pub table: Option<TablePlan>,
 }
 
 impl SimulationPlan {
@@ -317,6 +361,7 @@ impl SimulationPlan {
             records_max: if rng.random_bool(0.3) { 40 } else { rng.random_range(1..=12) },
             pace: Duration::from_millis(rng.random_range(5..=60)),
             group: GroupPlan::draw(seed, theme),
+            table: TablePlan::draw(seed, theme),
         };
         if of_clocks {
             // Trims and retention by bytes drop records of any age.
@@ -328,6 +373,10 @@ impl SimulationPlan {
         if theme == Some(Theme::Recreation) || draws && theme.is_none() {
             // Its readers expect all records.
             (plan.recreates, plan.retention_bytes) = (true, None);
+        }
+        if skews || of_clocks {
+            // Its readers measure the retention of tombstones.
+            plan.table = None;
         }
         if plan.recreates || plan.retention_us.is_some() {
             // Its members expect all records of topics that only its own client changes.

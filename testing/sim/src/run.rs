@@ -25,7 +25,7 @@ use crate::recorder::Recorder;
 use crate::recreation;
 use crate::recreation_log::RecreationLog;
 use crate::workload::{self, ClientContext};
-use crate::{group_member, group_topics};
+use crate::{group_member, group_topics, tables};
 
 const TICK: Duration = Duration::from_millis(1);
 
@@ -176,6 +176,10 @@ impl World {
             sim.client("recreation", clients);
             hosts.push("recreation".to_owned());
         }
+        if plan.table.is_some() {
+            sim.client("tables", tables::run(context.clone()));
+            hosts.push("tables".to_owned());
+        }
         if let Some(group) = &plan.group {
             sim.client("topics", group_topics::operate(context.clone()));
             for slot in 0..group.members {
@@ -320,6 +324,7 @@ impl World {
     /// Returns the number of clients that end before the final reads.
     fn client_count(&self) -> u32 {
         4 + u32::from(self.plan.recreates)
+            + u32::from(self.plan.table.is_some())
             + u32::from(self.groups.is_some())
             + self.plan.group_members()
     }

@@ -353,6 +353,7 @@ fn shard_0_rejects_batches_and_ignores_shard_commands() {
         proposed_us: 0,
         producer: None,
         condition: Condition::default(),
+        kept: None,
     });
     let refused = Verdict::Refused(Refusal::UnknownPartition { partition });
     assert_eq!(state.apply(1, &batch), refused);

@@ -39,6 +39,7 @@ fn batch(partition: u64, record_count: u32) -> BatchHead {
         proposed_us: 0,
         producer: None,
         condition: Condition::default(),
+        kept: None,
     }
 }
 

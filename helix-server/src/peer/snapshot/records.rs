@@ -67,7 +67,7 @@ pub(in crate::peer) fn read_live_entry(message: pb::LiveEntry) -> Result<LiveEnt
     if batch.payload_bytes as usize != payload.bytes.len() {
         return Err(WireError::Payload { index });
     }
-    let (partition, count) = (batch.partition.0, batch.record_count);
+    let (partition, count) = (batch.partition.0, batch.offset_count());
     if (partition, count) != (placement.stream, placement.count) || count == 0 {
         return Err(WireError::Placement { index });
     }
@@ -103,15 +103,16 @@ pub(in crate::peer) async fn read_live(
     let read = move || {
         let live = wal.read_live(after, upto, bytes_max)?;
         let bytes_left = wal.live_bytes(live.upto, upto);
-        Ok::<_, helix_wal::Error>((live, bytes_left))
+        // After the read: what was removed before it had left the log by then.
+        Ok::<_, helix_wal::Error>((live, bytes_left, wal.cleaned_upto()))
     };
     let read = reads.cold(read).await.map_err(|error| error.to_string())?;
     let read = read.inspect_err(|error| reads.note(error));
-    let (live, bytes_left) = read.map_err(|error| error.to_string())?;
+    let (live, bytes_left, compacted_upto) = read.map_err(|error| error.to_string())?;
     let bytes = live.entries.iter().map(|it| it.head.len() + it.payload.bytes.len()).sum::<usize>();
     throttle.spend(bytes as u64);
     let entries = live.entries.into_iter().map(live_entry).collect();
-    Ok(pb::Records { entries, upto: live.upto, bytes_left })
+    Ok(pb::Records { entries, upto: live.upto, bytes_left, compacted_upto })
 }
 
 fn check_applied(
@@ -174,7 +175,8 @@ pub(in crate::peer) async fn read_all(
     throttle.spend(bytes as u64);
     let entry =
         |entry| pb::LiveEntry { entry: Some(wire::wal_entry(entry)), ..pb::LiveEntry::default() };
-    Ok(pb::Records { entries: entries.into_iter().map(entry).collect(), upto, bytes_left: 0 })
+    let entries = entries.into_iter().map(entry).collect();
+    Ok(pb::Records { entries, upto, ..pb::Records::default() })
 }
 
 /// Returns the entries of a response for a repair in place. Checks their checksums, and that they
@@ -245,6 +247,7 @@ pub(super) mod tests {
             proposed_us: 5,
             producer: None,
             condition: Condition::default(),
+            kept: None,
         };
         let head = [&[2], &Head::Batch(head).encode()[..]].concat().into();
         let payload = helix_wal::Payload {

@@ -15,12 +15,14 @@ pub(super) struct RecordChunk {
     pub(super) bytes: u64,
     /// Estimate by the source of the bytes after this chunk.
     pub(super) bytes_left: u64,
+    /// Last entry whose records may have replaced some that are missing in it.
+    pub(super) compacted_upto: u64,
 }
 
 impl RecordChunk {
     /// Checks the response to a request for the live entries above `after`, up to `at`.
     pub(super) fn new(records: pb::Records, after: u64, at: u64) -> Result<Self, String> {
-        let pb::Records { upto, bytes_left, .. } = records;
+        let pb::Records { upto, bytes_left, compacted_upto, .. } = records;
         if upto <= after || upto > at {
             return Err(format!("response ends at entry {upto}, requested {after}..={at}"));
         }
@@ -35,7 +37,7 @@ impl RecordChunk {
             last = live.id.index;
             entries.push(live);
         }
-        Ok(Self { entries, upto, bytes, bytes_left })
+        Ok(Self { entries, upto, bytes, bytes_left, compacted_upto })
     }
 }
 
@@ -179,7 +181,8 @@ mod tests {
     fn chunk(indexes: &[u64], upto: u64) -> Result<RecordChunk, String> {
         let after = indexes.first().map_or(0, |first| first - 1);
         let entries = indexes.iter().map(|index| live_entry(live_at(*index, index * 3))).collect();
-        RecordChunk::new(pb::Records { entries, upto, bytes_left: 9 }, after, 100)
+        let records = pb::Records { entries, upto, bytes_left: 9, compacted_upto: 0 };
+        RecordChunk::new(records, after, 100)
     }
 
     #[test]
@@ -245,7 +248,8 @@ mod tests {
         let entries: Vec<LiveEntry> = rest.clone().take(3).cloned().collect();
         let is_all = rest.count() <= 3;
         let upto = entries.last().filter(|_| !is_all).map_or(AT, |last| last.id.index);
-        pb::Records { entries: entries.into_iter().map(live_entry).collect(), upto, bytes_left: 9 }
+        let entries = entries.into_iter().map(live_entry).collect();
+        pb::Records { entries, upto, bytes_left: 9, compacted_upto: 0 }
     }
 
     /// Dropping any of these closes the log.

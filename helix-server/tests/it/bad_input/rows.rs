@@ -895,6 +895,19 @@ fn configs() -> Vec<FieldCase> {
         ),
         (&["TopicConfig.validate_records"], validate, Fine),
         (
+            &["TopicConfig.cleanup"],
+            with(TopicConfig { cleanup: 99, ..none }),
+            Refused(R::InvalidArgument, "config.cleanup: 99"),
+        ),
+        (
+            &["TopicConfig.tombstone_retention_time"],
+            with(TopicConfig {
+                tombstone_retention_time: Some(Duration { seconds: -1, nanos: 0 }),
+                ..none
+            }),
+            Refused(R::InvalidArgument, "config.tombstone_retention_time"),
+        ),
+        (
             &["UpdateTopicRequest.config"],
             update,
             Refused(R::InvalidArgument, "config.max_batch_bytes"),

@@ -239,7 +239,8 @@ async fn unreachable_leader_is_removed_once_reachable() {
 /// that node votes.
 #[tokio::test]
 async fn leader_behind_on_shard_0_removes_no_new_member() {
-    let limits = LogLimits { checkpoint_bytes: 64 << 20, catch_up_bytes: 64 << 20 };
+    let limits =
+        LogLimits { checkpoint_bytes: 64 << 20, catch_up_bytes: 64 << 20, ..LogLimits::DEFAULT };
     let mut three = SimulatedTrio::start(limits).await;
     three.append(0).await;
     let is_free = |id: &u64| !three.nodes[id].cluster().is_leader();

@@ -20,7 +20,8 @@ use crate::trio::{NODES, until};
 const ELECTIONS: Duration = Duration::from_millis(2_500);
 
 /// A checkpoint every few segments, and no purging meanwhile.
-const LIMITS: LogLimits = LogLimits { checkpoint_bytes: 1 << 20, catch_up_bytes: 64 << 20 };
+const LIMITS: LogLimits =
+    LogLimits { checkpoint_bytes: 1 << 20, catch_up_bytes: 64 << 20, ..LogLimits::DEFAULT };
 
 /// Files of the log with this ending, oldest first.
 fn files(disk: &SimulatedDisk, ending: &str) -> Vec<String> {

@@ -6,7 +6,8 @@ use helix_server::node::LogLimits;
 use crate::simulated_trio::{SHARD, SimulatedTrio};
 use crate::trio::{NODES, until};
 
-const LIMITS: LogLimits = LogLimits { checkpoint_bytes: 64 << 20, catch_up_bytes: 64 << 20 };
+const LIMITS: LogLimits =
+    LogLimits { checkpoint_bytes: 64 << 20, catch_up_bytes: 64 << 20, ..LogLimits::DEFAULT };
 
 #[tokio::test]
 async fn replica_stopped_by_a_full_disk_reports_it_and_restarts() {

@@ -11,7 +11,8 @@ use crate::trio::{NODES, until};
 const FULL: u64 = 256 << 20;
 
 /// Little log, so that it is purged soon.
-const SHORT: LogLimits = LogLimits { checkpoint_bytes: 64 << 10, catch_up_bytes: 64 << 10 };
+const SHORT: LogLimits =
+    LogLimits { checkpoint_bytes: 64 << 10, catch_up_bytes: 64 << 10, ..LogLimits::DEFAULT };
 
 #[tokio::test]
 async fn fetch_waits_for_disk_space_and_resumes() {

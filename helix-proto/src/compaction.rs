@@ -1,0 +1,354 @@
+//! Compaction by key of one batch: which records it has, and the same batch with fewer of them.
+//!
+//! Pure functions over bytes. Which record is the latest of its key is the server's concern.
+
+use std::ops::Range;
+
+use bytes::{Bytes, BytesMut};
+
+use crate::batch::{self, BATCH_VERSION, ScanError};
+use crate::compression::{BatchCodec, Compressor, DecompressError, Decompressor};
+use crate::log::v1::EncodedBatch;
+use crate::record_fields::{NotARecordError, RecordFields, record_fields};
+
+/// Compressor and decompressor of a cleaner, which reuses them.
+#[derive(Debug, Default)]
+pub struct Codecs {
+    compressor: Compressor,
+    decompressor: Decompressor,
+}
+
+/// A stored batch: the fields of an [`EncodedBatch`], for code that knows no messages.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BatchParts {
+    /// Layout version.
+    pub version: u32,
+    /// Number of records in the payload.
+    pub record_count: u32,
+    /// Number of the codec.
+    pub compression: i32,
+    /// Size of the decompressed payload of a compressed batch.
+    pub uncompressed_bytes: u32,
+    /// Checksum over the fields above and the payload.
+    pub crc: u32,
+    /// The records.
+    pub payload: Bytes,
+}
+
+impl BatchParts {
+    /// Returns the checksum that the payload's checksum continues from.
+    pub fn crc_seed(&self) -> u32 {
+        batch::crc_seed(self.version, self.record_count, self.compression)
+    }
+
+    /// Returns whether the payload is compressed.
+    pub fn is_compressed(&self) -> bool {
+        !batch::is_uncompressed(self.compression)
+    }
+
+    fn is_intact(&self) -> bool {
+        self.crc == batch::crc(self.version, self.record_count, self.compression, &self.payload)
+    }
+}
+
+impl From<EncodedBatch> for BatchParts {
+    fn from(batch: EncodedBatch) -> Self {
+        Self {
+            version: batch.version,
+            record_count: batch.record_count,
+            compression: batch.compression,
+            uncompressed_bytes: batch.uncompressed_bytes,
+            crc: batch.crc32,
+            payload: batch.payload,
+        }
+    }
+}
+
+/// A record of a batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KeyedRecord<'a> {
+    /// Number in the batch as it is stored, from 0.
+    pub number: u32,
+    /// `None` in batches that are older than the topic's setting.
+    pub key: Option<&'a [u8]>,
+    /// A keyed record without value is a tombstone.
+    pub has_value: bool,
+}
+
+impl KeyedRecord<'_> {
+    /// Returns whether the record deletes its key.
+    pub fn is_tombstone(&self) -> bool {
+        self.key.is_some() && !self.has_value
+    }
+}
+
+/// Result of [`compact`].
+#[derive(Debug, Clone, PartialEq)]
+pub enum CompactedBatch {
+    /// Every record stays.
+    Unchanged,
+    /// No record stays.
+    Empty,
+    /// The batch with fewer records, and the numbers of those that stay.
+    Smaller(BatchParts, Vec<u32>),
+}
+
+/// The reason why a stored batch cannot be compacted.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum CompactError {
+    /// The layout version is unknown.
+    #[error("unknown batch version {0}")]
+    Version(u32),
+    /// The payload has a compression that this crate does not know.
+    #[error("unknown compression {0}")]
+    Compression(i32),
+    /// The checksum does not match the bytes.
+    #[error("checksum mismatch")]
+    Checksum,
+    /// The payload cannot be decompressed.
+    #[error("cannot decompress the payload: {0}")]
+    Decompress(#[from] DecompressError),
+    /// The payload is not a list of records.
+    #[error("{0}")]
+    Scan(#[from] ScanError),
+    /// A record cannot be decoded.
+    #[error("record {number}: {error}")]
+    Record {
+        /// Number in the batch.
+        number: u32,
+        /// Why.
+        error: NotARecordError,
+    },
+}
+
+/// Verifies the checksum of a batch and shows each of its records to `visit`, in order.
+///
+/// Stops when `visit` returns false.
+///
+/// # Errors
+/// See [`CompactError`]; the same batch fails again.
+pub fn visit_records(
+    batch: &BatchParts,
+    codecs: &mut Codecs,
+    mut visit: impl FnMut(KeyedRecord<'_>) -> bool,
+) -> Result<(), CompactError> {
+    let (payload, _) = verified_payload(batch, &mut codecs.decompressor)?;
+    let mut walk = Walk::new(batch, payload);
+    while let Some((_, record)) = walk.next_record()? {
+        if !visit(record) {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// Verifies the checksum of a batch, and builds the batch with the records that `keep` wants.
+///
+/// Their bytes are copied unchanged, under a new checksum. A compressed batch is compressed again
+/// with its codec, if that makes it smaller.
+///
+/// # Errors
+/// See [`CompactError`]; the same batch fails again.
+pub fn compact(
+    batch: &BatchParts,
+    codecs: &mut Codecs,
+    mut keep: impl FnMut(KeyedRecord<'_>) -> bool,
+) -> Result<CompactedBatch, CompactError> {
+    let (payload, codec) = verified_payload(batch, &mut codecs.decompressor)?;
+    let mut kept = Vec::new();
+    let mut ranges: Vec<Range<usize>> = Vec::new();
+    let mut walk = Walk::new(batch, payload);
+    while let Some((range, record)) = walk.next_record()? {
+        if !keep(record) {
+            continue;
+        }
+        kept.push(record.number);
+        match ranges.last_mut() {
+            Some(last) if last.end == range.start => last.end = range.end,
+            _ => ranges.push(range),
+        }
+    }
+    if kept.len() == batch.record_count as usize {
+        return Ok(CompactedBatch::Unchanged);
+    }
+    if kept.is_empty() {
+        return Ok(CompactedBatch::Empty);
+    }
+    let mut smaller = BytesMut::with_capacity(ranges.iter().map(Range::len).sum());
+    for range in ranges {
+        smaller.extend_from_slice(&payload[range]);
+    }
+    let count = u32::try_from(kept.len()).expect("fewer than the records of the batch");
+    let plain = batch::from_payload(count, smaller.freeze());
+    let compressed =
+        codec.and_then(|codec| codecs.compressor.compress(codec, &plain, plain.payload.len()));
+    // Unset and NONE mean the same, and the checksum covers the number.
+    Ok(CompactedBatch::Smaller(compressed.unwrap_or(plain).into(), kept))
+}
+
+fn verified_payload<'a>(
+    batch: &'a BatchParts,
+    decompressor: &'a mut Decompressor,
+) -> Result<(&'a [u8], Option<BatchCodec>), CompactError> {
+    if batch.version != BATCH_VERSION {
+        return Err(CompactError::Version(batch.version));
+    }
+    let codec = BatchCodec::from_wire(batch.compression)
+        .map_err(|_| CompactError::Compression(batch.compression))?;
+    if !batch.is_intact() {
+        return Err(CompactError::Checksum);
+    }
+    let Some(codec) = codec else { return Ok((&batch.payload, None)) };
+    let bytes = batch.uncompressed_bytes as usize;
+    Ok((decompressor.decompress(codec, &batch.payload, bytes)?, Some(codec)))
+}
+
+/// Iterates over the records of a verified payload, and checks that it has as many as stated.
+struct Walk<'a> {
+    payload: &'a [u8],
+    walk: batch::Walk<'a>,
+    expected: u32,
+    number: u32,
+    position: usize,
+}
+
+impl<'a> Walk<'a> {
+    fn new(batch: &BatchParts, payload: &'a [u8]) -> Self {
+        let walk = batch::walk(payload, usize::MAX);
+        Self { payload, walk, expected: batch.record_count, number: 0, position: 0 }
+    }
+
+    /// Returns the next record, and the range of its bytes with tag and length.
+    fn next_record(&mut self) -> Result<Option<(Range<usize>, KeyedRecord<'a>)>, CompactError> {
+        let (expected, number) = (self.expected, self.number);
+        let Some(range) = self.walk.next().transpose()? else {
+            return match number == expected {
+                true => Ok(None),
+                false => Err(ScanError::TooFew { expected, found: number }.into()),
+            };
+        };
+        if number == expected {
+            return Err(ScanError::TooMany { expected, byte: self.position }.into());
+        }
+        let record = &self.payload[range.clone()];
+        let RecordFields { key, has_value } =
+            record_fields(record).map_err(|error| CompactError::Record { number, error })?;
+        let whole = self.position..range.end;
+        (self.number, self.position) = (number + 1, range.end);
+        let key = key.map(|key| &record[key]);
+        Ok(Some((whole, KeyedRecord { number, key, has_value })))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rand::rngs::StdRng;
+    use rand::{RngExt, SeedableRng};
+
+    use super::*;
+    use crate::log::v1::{Compression, Record};
+
+    fn records(count: u32) -> Vec<Record> {
+        let record = |number: u32| Record {
+            key: Some(Bytes::from(format!("key-{number}"))),
+            value: (!number.is_multiple_of(3))
+                .then(|| Bytes::from(vec![b'v'; number as usize * 10])),
+            ..Record::default()
+        };
+        (0..count).map(record).collect()
+    }
+
+    fn compressed(records: &[Record], codec: Option<BatchCodec>) -> EncodedBatch {
+        let plain = batch::encode(records);
+        let compress = |codec| Compressor::default().compress(codec, &plain, usize::MAX);
+        codec.and_then(compress).unwrap_or(plain)
+    }
+
+    fn decode(parts: &BatchParts) -> Vec<Record> {
+        let parts = parts.clone();
+        let batch = EncodedBatch {
+            version: parts.version,
+            record_count: parts.record_count,
+            compression: parts.compression,
+            crc32: parts.crc,
+            uncompressed_bytes: parts.uncompressed_bytes,
+            payload: parts.payload,
+        };
+        batch::decode(&batch).unwrap().records
+    }
+
+    #[test]
+    fn kept_records_are_unchanged_under_a_new_checksum() {
+        let mut rng = StdRng::seed_from_u64(7);
+        let mut codecs = Codecs::default();
+        for round in 0..300 {
+            let all = records(rng.random_range(1..40));
+            let codec = [None, Some(BatchCodec::Lz4), Some(BatchCodec::Zstd)][round % 3];
+            let batch = BatchParts::from(compressed(&all, codec));
+            let share = rng.random_range(0.0..1.0);
+            let wanted: Vec<bool> = all.iter().map(|_| rng.random_bool(share)).collect();
+            let result = compact(&batch, &mut codecs, |record| {
+                let sent = &all[record.number as usize];
+                assert_eq!(record.key, sent.key.as_deref());
+                assert_eq!(record.is_tombstone(), sent.value.is_none());
+                wanted[record.number as usize]
+            });
+            let expected: Vec<u32> =
+                (0..).zip(&wanted).filter_map(|(n, wanted)| wanted.then_some(n)).collect();
+            match result.unwrap() {
+                CompactedBatch::Unchanged => assert_eq!(expected.len(), all.len()),
+                CompactedBatch::Empty => assert!(expected.is_empty()),
+                CompactedBatch::Smaller(smaller, kept) => {
+                    assert_eq!(kept, expected);
+                    let found = decode(&smaller);
+                    let wanted = kept.iter().map(|number| all[*number as usize].clone());
+                    assert!(found.into_iter().eq(wanted));
+                    assert!(smaller.uncompressed_bytes <= batch.uncompressed_bytes);
+                    let is_compressed = !batch::is_uncompressed(smaller.compression);
+                    assert!(!is_compressed || smaller.compression == batch.compression);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn damaged_batches_and_lies_are_refused() {
+        let good = batch::encode(&records(3));
+        let mut codecs = Codecs::default();
+        let mut refused = |batch: &EncodedBatch| {
+            let batch = &BatchParts::from(batch.clone());
+            let error = compact(batch, &mut codecs, |_| true).unwrap_err();
+            assert_eq!(visit_records(batch, &mut codecs, |_| true), Err(error.clone()));
+            error
+        };
+        let damaged = EncodedBatch { crc32: good.crc32 ^ 1, ..good.clone() };
+        assert_eq!(refused(&damaged), CompactError::Checksum);
+        for count in [2, 4] {
+            let lie = batch::from_payload(count, good.payload.clone());
+            assert!(matches!(refused(&lie), CompactError::Scan(_)));
+        }
+        let version = EncodedBatch { version: 9, ..good.clone() };
+        assert_eq!(refused(&version), CompactError::Version(9));
+        let unknown = EncodedBatch { compression: 9, ..good };
+        assert_eq!(refused(&unknown), CompactError::Compression(9));
+        let no_record = batch::from_payload(1, Bytes::from_static(&[0x0A, 2, 0x08, 1]));
+        assert!(matches!(refused(&no_record), CompactError::Record { number: 0, .. }));
+    }
+
+    #[test]
+    fn a_batch_that_no_longer_shrinks_is_stored_uncompressed() {
+        let random: Vec<u8> = (0..400_u32).map(|n| (n * n % 251) as u8).collect();
+        let record = |key: &'static [u8], value: Vec<u8>| Record {
+            key: Some(Bytes::from_static(key)),
+            value: Some(value.into()),
+            ..Record::default()
+        };
+        let all = [record(b"a", vec![0; 4_000]), record(b"b", random[..8].to_vec())];
+        let batch = compressed(&all, Some(BatchCodec::Lz4));
+        assert_eq!(batch.compression(), Compression::Lz4);
+        let result = compact(&batch.into(), &mut Codecs::default(), |record| record.number == 1);
+        let CompactedBatch::Smaller(smaller, kept) = result.unwrap() else { panic!() };
+        assert_eq!((smaller.compression, kept), (Compression::None.into(), vec![1]));
+        assert_eq!(decode(&smaller), all[1..]);
+    }
+}

@@ -1,0 +1,220 @@
+//! Rounds of compaction by key in a shard that this node leads.
+//!
+//! The leader begins rounds, and records when every replica is clean. It asks all replicas before
+//! each of the two steps that depend on it, since a replica may have been rebuilt meanwhile.
+
+use std::collections::{BTreeMap, HashSet};
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use tokio::time::Instant;
+
+use super::client::Cluster;
+use crate::error::Result;
+use crate::limits::CLEANER_SEAL_DELAY;
+use crate::log::{CleanupRound, PartitionId, ROWS_PER_ENTRY_MAX, ShardCommand};
+use crate::protocol::COMPACTION;
+use crate::raft::node_of;
+use crate::shard::{CompactedPartition, NextRound, Shard};
+
+/// Open rounds of a shard, as its leader has seen them.
+#[derive(Debug, Default)]
+pub struct CleanupRounds {
+    open_since: BTreeMap<PartitionId, Instant>,
+    /// Partitions with records above their last round.
+    dirty: BTreeMap<PartitionId, DirtyTable>,
+    /// Time of the next checkpoint for replicas that work on open rounds.
+    checkpoint_at: Option<Instant>,
+}
+
+/// Attempts to make late records cleanable, until the lag has passed again.
+const SEALS_MAX: u32 = 3;
+
+/// A partition with records above its last round.
+#[derive(Debug, Clone, Copy)]
+struct DirtyTable {
+    /// End of that round.
+    upto: u64,
+    since: Instant,
+    /// When its records were last made cleanable.
+    sealed: Option<Instant>,
+    seals: u32,
+}
+
+impl CleanupRounds {
+    fn clear(&mut self) {
+        self.open_since.clear();
+        self.dirty.clear();
+        self.checkpoint_at = None;
+    }
+
+    fn retain(&mut self, tables: &[CompactedPartition]) {
+        let by_id: BTreeMap<_, _> = tables.iter().map(|it| (it.id, it)).collect();
+        self.open_since.retain(|id, _| by_id.get(id).is_some_and(|it| it.is_open()));
+        self.dirty.retain(|id, dirty| {
+            by_id.get(id).is_some_and(|it| it.is_dirty() && it.state.upto == dirty.upto)
+        });
+    }
+
+    /// Returns whether records of a partition have waited for a round as long as they may.
+    fn is_late(&mut self, table: &CompactedPartition, now: Instant, lag: Duration) -> bool {
+        if !table.is_dirty() {
+            return false;
+        }
+        let new = DirtyTable { upto: table.state.upto, since: now, sealed: None, seals: 0 };
+        let dirty = self.dirty.entry(table.id).or_insert(new);
+        now.saturating_duration_since(dirty.since) >= lag
+    }
+
+    /// Returns whether the records of a late partition were not made cleanable lately.
+    fn must_seal(&self, id: PartitionId, now: Instant, lag: Duration) -> bool {
+        self.dirty.get(&id).is_some_and(|dirty| {
+            let is_old = |at| now.saturating_duration_since(at) >= lag;
+            !dirty.seals.is_multiple_of(SEALS_MAX) || dirty.sealed.is_none_or(is_old)
+        })
+    }
+
+    /// Returns whether open rounds have waited, and a checkpoint may help: a replica purges no
+    /// further than the leader has released.
+    fn must_checkpoint(&mut self, is_waiting: bool, now: Instant) -> bool {
+        if !is_waiting {
+            self.checkpoint_at = None;
+            return false;
+        }
+        let at = *self.checkpoint_at.get_or_insert(now + CLEANER_SEAL_DELAY);
+        if now < at {
+            return false;
+        }
+        self.checkpoint_at = Some(now + CLEANER_SEAL_DELAY);
+        true
+    }
+
+    fn on_sealed(&mut self, tables: &[(PartitionId, u64)], now: Instant) {
+        for (id, _) in tables {
+            if let Some(dirty) = self.dirty.get_mut(id) {
+                dirty.sealed = Some(now);
+                dirty.seals += 1;
+            }
+        }
+    }
+}
+
+impl Cluster {
+    /// Takes the steps that are due in the compaction of a shard's partitions.
+    ///
+    /// # Errors
+    /// Those of a step that has to be repeated.
+    pub async fn drive_cleanup(&self, shard: &Shard, rounds: &mut CleanupRounds) -> Result<()> {
+        if !shard.is_leader() || self.protocol() < COMPACTION {
+            rounds.clear();
+            return Ok(());
+        }
+        self.yield_if_blocked(shard).await?;
+        let tables = shard.compacted_partitions();
+        rounds.retain(&tables);
+        if tables.is_empty() {
+            return Ok(());
+        }
+        shard.ready().await?;
+        // At an unknown time no lag and no retention has passed, and nothing can be recorded.
+        let Some(now_us) = shard.agreed_time_us() else { return Ok(()) };
+        let is_asked = tables.iter().any(|it| it.is_open() || it.keeps_tombstones());
+        let clean = if is_asked { self.cleaned_everywhere(shard).await } else { None };
+        let is_clean = |id: PartitionId, index: u64| {
+            let is_done =
+                |clean: &CleanReplicas| clean.index >= index && !clean.not_clean.contains(&id.0);
+            clean.as_ref().is_some_and(is_done)
+        };
+        let (now, lag) = (Instant::now(), shard.cleaner_lag());
+        let mut late = Vec::new();
+        let mut is_waiting = false;
+        let mut finished = Vec::new();
+        let mut begun: Vec<(PartitionId, CleanupRound)> = Vec::new();
+        for (position, table) in tables.into_iter().enumerate() {
+            if position % crate::limits::PARTITIONS_PER_TURN == 0 {
+                tokio::task::yield_now().await;
+            }
+            let id = table.id;
+            if table.is_open() && is_clean(id, table.state.round_index) {
+                finished.push((id, table.state.upto));
+                continue;
+            }
+            // Without a replica that does not answer, the others need not hurry.
+            is_waiting |= table.is_open() && clean.is_some();
+            let is_late = rounds.is_late(&table, now, lag);
+            if is_late && rounds.must_seal(id, now, lag) {
+                late.push((id, table.next_offset));
+            }
+            // An absent replica holds tombstones back, but not the next round.
+            let may_extend = !table.is_open() || clean.is_none() || {
+                let since = *rounds.open_since.entry(id).or_insert_with(Instant::now);
+                since.elapsed() >= lag
+            };
+            let may_forget = table.keeps_tombstones() && is_clean(id, table.state.cleaned_index);
+            let limits = NextRound { now_us, may_extend, may_forget, is_late };
+            begun.extend(shard.next_cleanup(id, limits).map(|round| (id, round)));
+        }
+        if shard.make_cleanable(&late) {
+            rounds.on_sealed(&late, now);
+        }
+        if rounds.must_checkpoint(is_waiting, now) {
+            shard.want_checkpoint();
+        }
+        for partitions in finished.chunks(ROWS_PER_ENTRY_MAX) {
+            let partitions = partitions.to_vec();
+            shard.command(ShardCommand::Cleaned { partitions, time_us: now_us }).await?;
+        }
+        for part in begun.chunks(ROWS_PER_ENTRY_MAX) {
+            shard.command(ShardCommand::CleanUp { rounds: part.to_vec() }).await?;
+            for (id, _) in part {
+                rounds.open_since.remove(id);
+            }
+        }
+        Ok(())
+    }
+
+    /// Transfers leadership of a shard whose partitions cannot all be served here, because others
+    /// are compacted further, to a replica that can. Without one this replica compacts first.
+    async fn yield_if_blocked(&self, shard: &Shard) -> Result<()> {
+        let blocked_partitions = shard.blocked_partitions();
+        if blocked_partitions == 0 {
+            return Ok(());
+        }
+        let Some(to) = self.successor(shard.id(), shard.replica(), false).await else {
+            return Ok(());
+        };
+        let shard_id = shard.id();
+        tracing::info!(shard_id, to, blocked_partitions, "transferring leadership to serve tables");
+        shard.transfer(Some(to)).await
+    }
+
+    /// Asks every replica what it has compacted; `None` while one of them does not answer, is in
+    /// repair, or lacks records.
+    async fn cleaned_everywhere(&self, shard: &Shard) -> Option<CleanReplicas> {
+        let others = shard.others();
+        let asked = others.iter().map(|replica| async move {
+            let report = self.ask_replica_status(node_of(*replica), shard.id(), None).await?;
+            let is_whole =
+                report.replica_id == *replica && !report.in_repair && !report.is_fetching;
+            is_whole.then_some((report.cleanup_index, report.not_clean))
+        });
+        let mut reports = join_all(asked).await;
+        reports.push(Some(shard.cleanup_report()));
+        let mut clean = CleanReplicas { index: u64::MAX, not_clean: HashSet::new() };
+        for report in reports {
+            let (index, not_clean) = report?;
+            clean.index = clean.index.min(index);
+            clean.not_clean.extend(not_clean);
+        }
+        Some(clean)
+    }
+}
+
+/// Common progress of a shard's replicas.
+#[derive(Debug)]
+struct CleanReplicas {
+    /// Every replica has applied the entries up to here.
+    index: u64,
+    /// Partitions whose last round some replica has not done.
+    not_clean: HashSet<u64>,
+}

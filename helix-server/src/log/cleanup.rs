@@ -1,0 +1,131 @@
+//! Progress of a partition's compaction by key, as its shard's log has decided it.
+
+use super::Partition;
+
+/// A round of compaction that the log decided for a partition.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct CleanupRound {
+    /// Below this offset only the latest record of each key need stay.
+    pub upto: u64,
+    /// Tombstones below need not stay either.
+    pub tombstones_below: u64,
+}
+
+/// Decisions about the compaction of a partition. Both offsets only grow.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct CleanupState {
+    /// The last round, which replicas may not have finished.
+    pub upto: u64,
+    pub tombstones_below: u64,
+    /// Log index of its entry.
+    pub round_index: u64,
+    /// Below this offset every replica is known to be clean.
+    pub cleaned: u64,
+    /// Agreed time of that, in µs since the Unix epoch.
+    pub cleaned_us: u64,
+    /// Log index of its entry.
+    pub cleaned_index: u64,
+}
+
+impl CleanupState {
+    pub fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// Returns whether the values can follow from entries.
+    pub(super) fn is_sound(&self, next_offset: u64) -> bool {
+        self.tombstones_below <= self.cleaned
+            && self.cleaned <= self.upto
+            && self.upto <= next_offset
+    }
+}
+
+impl Partition {
+    /// Begins a round at log index `at`. A round that does not reach further, that is beyond the
+    /// high watermark, or whose tombstones are not known to be the oldest record of their key, has
+    /// no effect.
+    pub(super) fn begin_cleanup(&mut self, at: u64, round: CleanupRound) {
+        let CleanupState { upto, tombstones_below, cleaned, .. } = self.cleanup;
+        let grows = round.upto > upto || round.tombstones_below > tombstones_below;
+        let is_valid = round.upto >= upto
+            && round.tombstones_below >= tombstones_below
+            && round.upto <= self.next_offset
+            && round.tombstones_below <= cleaned;
+        if grows && is_valid && self.settings.is_compacted() {
+            self.cleanup.upto = round.upto;
+            self.cleanup.tombstones_below = round.tombstones_below;
+            self.cleanup.round_index = at;
+        }
+    }
+
+    /// Records at log index `at` that every replica is clean below `upto` since `time_us`.
+    pub(super) fn finish_cleanup(&mut self, at: u64, upto: u64, time_us: u64) {
+        if upto > self.cleanup.cleaned && upto <= self.cleanup.upto {
+            self.cleanup.cleaned = upto;
+            // Never earlier than before, whatever the clocks of two leaders say.
+            self.cleanup.cleaned_us = self.cleanup.cleaned_us.max(time_us);
+            self.cleanup.cleaned_index = at;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::super::{PartitionId, PartitionSettings};
+    use super::*;
+
+    fn partition(cleanup: i32) -> Partition {
+        let settings = PartitionSettings { cleanup, ..PartitionSettings::default() };
+        let mut partition = Partition::new(PartitionId(1), 1, 0, Arc::new(settings));
+        partition.append(100, 5);
+        partition
+    }
+
+    fn round(upto: u64, tombstones_below: u64) -> CleanupRound {
+        CleanupRound { upto, tombstones_below }
+    }
+
+    #[test]
+    fn rounds_only_grow_and_end_at_the_high_watermark() {
+        let mut partition = partition(2);
+        partition.begin_cleanup(7, round(60, 0));
+        let first = CleanupState { upto: 60, round_index: 7, ..CleanupState::default() };
+        assert_eq!(partition.cleanup, first);
+        for ignored in [round(60, 0), round(59, 0), round(101, 0), round(70, 1)] {
+            partition.begin_cleanup(8, ignored);
+            assert_eq!(partition.cleanup, first, "{ignored:?}");
+        }
+        partition.begin_cleanup(9, round(100, 0));
+        assert_eq!((partition.cleanup.upto, partition.cleanup.round_index), (100, 9));
+    }
+
+    #[test]
+    fn tombstones_go_only_below_what_every_replica_has_cleaned() {
+        let mut partition = partition(3);
+        partition.begin_cleanup(7, round(60, 0));
+        partition.finish_cleanup(8, 61, 1_000);
+        assert_eq!(partition.cleanup.cleaned, 0, "beyond the round");
+        partition.finish_cleanup(9, 60, 1_000);
+        let CleanupState { cleaned, cleaned_us, cleaned_index, .. } = partition.cleanup;
+        assert_eq!((cleaned, cleaned_us, cleaned_index), (60, 1_000, 9));
+        partition.begin_cleanup(10, round(60, 61));
+        assert_eq!(partition.cleanup.tombstones_below, 0);
+        partition.begin_cleanup(11, round(60, 60));
+        assert_eq!((partition.cleanup.tombstones_below, partition.cleanup.round_index), (60, 11));
+        partition.begin_cleanup(12, round(80, 30));
+        assert_eq!(partition.cleanup.upto, 60, "tombstones do not come back");
+        partition.begin_cleanup(13, round(80, 60));
+        partition.finish_cleanup(14, 80, 500);
+        assert_eq!((partition.cleanup.cleaned, partition.cleanup.cleaned_us), (80, 1_000));
+        assert!(partition.cleanup.is_sound(100) && !partition.cleanup.is_sound(79));
+    }
+
+    #[test]
+    fn topics_that_are_not_compacted_have_no_rounds() {
+        let mut partition = partition(0);
+        partition.begin_cleanup(7, round(60, 0));
+        assert!(partition.cleanup.is_default());
+    }
+}

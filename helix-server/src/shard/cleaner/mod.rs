@@ -1,0 +1,312 @@
+//! Compaction by key: the part of each replica, once the log has decided a round.
+//!
+//! `pass.rs` decides about records with a map from `key_map.rs`, and the log rewrites its segments.
+//! The leader of the shard proposes rounds ([`crate::cluster`]).
+
+mod key_map;
+mod pass;
+mod report;
+mod rounds;
+#[cfg(test)]
+mod tests;
+mod waiting;
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+use helix_proto::compaction::Codecs;
+use helix_wal::{CleanMark, CleanRequest, ReadMode, StoredEntry, Wal};
+use tokio::sync::oneshot;
+
+use super::Shard;
+use crate::limits::{CLEANER_INTERVAL, CLEANER_READ_BYTES, CLEANER_READ_RATE, CLEANER_RETRY_DELAY};
+use crate::log::{CleanupState, Partition, PartitionId, ShardState};
+use pass::{CleanFilter, CleanPass, StoredBytes};
+pub(super) use report::CleanerReport;
+pub use report::{CleanerStats, PartitionCleanup};
+pub use rounds::{CompactedPartition, NextRound};
+
+/// Work that a decided round leaves to do in one partition.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct DueRound {
+    partition: PartitionId,
+    log_start: u64,
+    round: CleanupState,
+    mark: CleanMark,
+}
+
+impl DueRound {
+    fn of(partition: &Partition, mark: CleanMark) -> Option<Self> {
+        let mut round = partition.cleanup;
+        if !partition.settings.is_compacted() {
+            // Only what readers need: every replica may lack these records.
+            round.upto = round.cleaned;
+        }
+        let log_start = partition.log_start;
+        let due = Self { partition: partition.id, log_start, round, mark };
+        (!due.is_done()).then_some(due)
+    }
+
+    /// Offset up to which this replica is clean. What retention has deleted is.
+    fn clean(&self) -> u64 {
+        self.mark.upto.max(self.log_start)
+    }
+
+    fn is_done(&self) -> bool {
+        self.clean() >= self.round.upto
+            && (self.mark.also >= self.round.tombstones_below
+                || self.log_start >= self.round.tombstones_below)
+    }
+
+    /// Offset below which this pass removes tombstones.
+    ///
+    /// Everything older must be gone here before: if tombstone and older record went in one pass, a
+    /// crash between their segments could leave the older one alone.
+    fn tombstones_below(&self) -> u64 {
+        let wanted = self.round.tombstones_below;
+        if self.clean() >= wanted { wanted } else { self.mark.also.min(self.clean()) }
+    }
+}
+
+/// Runs until the shard drains or is closed.
+pub(super) async fn run(shard: Arc<Shard>) {
+    let mut tick = tokio::time::interval(CLEANER_INTERVAL);
+    tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            biased;
+            () = shard.closed.cancelled() => return,
+            _ = tick.tick() => {}
+        }
+        loop {
+            let due = due_rounds(&shard);
+            shard.cleaner.retain(&due);
+            if due.is_empty() {
+                break;
+            }
+            let closed = shard.closed.clone();
+            let round = tokio::select! {
+                biased;
+                () = closed.cancelled() => return,
+                round = clean_some(&shard, &due) => round,
+            };
+            match round {
+                // More may be due: the next pass, or other partitions.
+                Ok(true) => {}
+                Ok(false) => break,
+                Err(why) => {
+                    tracing::warn!(shard_id = shard.id(), why, "cannot compact by key yet");
+                    tokio::select! {
+                        biased;
+                        () = shard.closed.cancelled() => return,
+                        () = tokio::time::sleep(CLEANER_RETRY_DELAY) => {}
+                    }
+                    break;
+                }
+            }
+        }
+        shard.make_rounds_cleanable(&due_rounds(&shard));
+    }
+}
+
+fn due_rounds(shard: &Shard) -> Vec<DueRound> {
+    if shard.wal.is_memory() {
+        return Vec::new();
+    }
+    let marks = shard.wal.clean_marks();
+    let mark = |partition: &Partition| marks.get(&partition.id.0).copied().unwrap_or_default();
+    shard.machine.read_state(|state| {
+        let due = |partition: &Partition| DueRound::of(partition, mark(partition));
+        with_rounds(state).filter_map(due).collect()
+    })
+}
+
+/// Returns the partitions that have had a round, also those whose topic is no longer compacted.
+fn with_rounds(state: &ShardState) -> impl Iterator<Item = &Partition> {
+    state.partitions().filter(|partition| !partition.cleanup.is_default())
+}
+
+/// Returns the partitions of compacted topics, without a look at those of other topics.
+fn compacted(state: &ShardState) -> impl Iterator<Item = &Partition> {
+    let topics = state.topics().filter(|(_, settings, _)| settings.is_compacted());
+    topics.flat_map(|(topic_id, ..)| state.topic_partitions(topic_id))
+}
+
+/// Does one pass over some of the partitions. Returns false if none can be cleaned now.
+///
+/// # Errors
+/// The text says why the pass failed; the partitions are reported as uncleanable.
+async fn clean_some(shard: &Arc<Shard>, due: &[DueRound]) -> Result<bool, String> {
+    let mut passes = BTreeMap::new();
+    let mut marks = BTreeMap::new();
+    let mut dirty = BTreeMap::new();
+    let map_bytes_max = shard.log_limits.key_map_bytes;
+    let mut map_bytes = map_bytes_max;
+    let ends = due.iter().filter_map(|due| Some((*due, cleanable_end(&shard.wal, due)?)));
+    let chosen = shard.cleaner.choose(ends);
+    let mut failure = None;
+    for (due, end) in chosen {
+        let tombstones_below = due.tombstones_below();
+        let pass = CleanPass::new(due.clean(), tombstones_below, map_bytes);
+        let filled = match fill(shard, &due, pass, end).await {
+            Ok(pass) => find_dirty(shard, &due, pass).await,
+            Err(why) => Err(why),
+        };
+        let (pass, ranges) = match filled {
+            Ok(filled) => filled,
+            Err(why) => {
+                shard.cleaner.fail([due.partition], &why);
+                failure = Some(why);
+                continue;
+            }
+        };
+        dirty.insert(due.partition.0, ranges);
+        map_bytes = map_bytes.saturating_sub(pass.map_bytes());
+        let is_full = pass.is_full();
+        let also = tombstones_below.max(due.mark.also);
+        marks.insert(due.partition.0, CleanMark { upto: pass.upto(), also });
+        passes.insert(due.partition.0, pass);
+        if is_full || map_bytes < map_bytes_max / 8 {
+            break;
+        }
+    }
+    if passes.is_empty() {
+        return failure.map_or(Ok(false), Err);
+    }
+    let partitions: Vec<PartitionId> = passes.keys().map(|id| PartitionId(*id)).collect();
+    let below = passes.iter().map(|(stream, pass)| (*stream, pass.upto())).collect();
+    let (sender, done) = oneshot::channel();
+    let filter = Arc::new(CleanFilter::new(passes));
+    // Ignored where the shard has closed meanwhile.
+    let done_sender = Box::new(move |result| drop(sender.send(result)));
+    shard.wal.clean(CleanRequest { filter, below, dirty, marks, done: done_sender });
+    match done.await {
+        Ok(Ok(())) => {
+            shard.cleaner.succeed(&partitions);
+            Ok(true)
+        }
+        Ok(Err(error)) => {
+            let why = error.to_string();
+            // Only one of several may be the reason, so they are tried one by one next.
+            shard.cleaner.fail(partitions, &why);
+            Err(why)
+        }
+        Err(_) => Err("the log is closed".to_owned()),
+    }
+}
+
+/// Returns the offset up to which a partition can be cleaned now; `None` if nothing can be done.
+fn cleanable_end(wal: &Wal, due: &DueRound) -> Option<u64> {
+    let end = wal.cleanable_upto(due.partition.0).min(due.round.upto);
+    let has_records = end > due.clean();
+    let has_tombstones = end >= due.clean() && due.tombstones_below() > due.mark.also;
+    (has_records || has_tombstones).then_some(end)
+}
+
+/// Reads a partition's records into the map of a pass, at a bounded rate.
+async fn fill(
+    shard: &Shard,
+    due: &DueRound,
+    mut pass: CleanPass,
+    end: u64,
+) -> Result<CleanPass, String> {
+    let partition = due.partition.0;
+    let mut offset = due.clean();
+    let mut codecs = Codecs::default();
+    while offset < end && !pass.is_full() {
+        let wal = shard.wal.clone();
+        let work = move || {
+            let found = read(&wal, partition, offset, end)?;
+            let mut bytes = 0;
+            for entry in &found {
+                let StoredEntry { placement, head, payload, .. } = entry;
+                bytes += payload.bytes.len();
+                offset = placement.first + u64::from(placement.count);
+                pass.add(placement, &StoredBytes { head, payload }, end, &mut codecs)?;
+                if pass.is_full() {
+                    break;
+                }
+            }
+            if found.is_empty() {
+                offset = end;
+            }
+            Ok::<_, String>((pass, codecs, offset, bytes))
+        };
+        let done = shard.reads.cold(work).await.map_err(|error| error.to_string())?;
+        let bytes;
+        (pass, codecs, offset, bytes) = done?;
+        pause_after(shard, bytes).await;
+    }
+    if !pass.is_full() {
+        pass.reach(end);
+    }
+    Ok(pass)
+}
+
+/// Finds the ranges of a partition that a pass changes: of each segment, from its first changed
+/// batch on. Segments without one need not be rewritten.
+async fn find_dirty(
+    shard: &Shard,
+    due: &DueRound,
+    mut pass: CleanPass,
+) -> Result<(CleanPass, Vec<Range<u64>>), String> {
+    let partition = due.partition.0;
+    let mut codecs = Codecs::default();
+    let mut ranges: Vec<Range<u64>> = Vec::new();
+    for row in shard.wal.stream_rows(partition) {
+        let mut offset = row.first.max(due.log_start);
+        let end = row.next.min(pass.upto());
+        while offset < end {
+            let wal = shard.wal.clone();
+            let work = move || {
+                let found = read(&wal, partition, offset, end)?;
+                let mut bytes = 0;
+                let mut changed = None;
+                for StoredEntry { placement, head, payload, .. } in &found {
+                    bytes += payload.bytes.len();
+                    offset = placement.first + u64::from(placement.count);
+                    if pass.changes(placement, &StoredBytes { head, payload }, &mut codecs)? {
+                        changed = Some(placement.first);
+                        break;
+                    }
+                }
+                if found.is_empty() {
+                    offset = end;
+                }
+                Ok::<_, String>((pass, codecs, offset, changed, bytes))
+            };
+            let done = shard.reads.cold(work).await.map_err(|error| error.to_string())?;
+            let (bytes, changed);
+            (pass, codecs, offset, changed, bytes) = done?;
+            pause_after(shard, bytes).await;
+            if let Some(first) = changed {
+                ranges.push(first..end);
+                break;
+            }
+        }
+    }
+    Ok((pass, ranges))
+}
+
+/// Counts bytes that were read, and waits as long as they may take.
+async fn pause_after(shard: &Shard, bytes: usize) {
+    shard.cleaner.count_read(bytes as u64);
+    let pause = Duration::from_secs(1).mul_f64(bytes as f64 / CLEANER_READ_RATE as f64);
+    tokio::time::sleep(pause).await;
+}
+
+/// Reads the next entries of a partition at or after an offset, over gaps.
+fn read(wal: &Wal, stream: u64, offset: u64, end: u64) -> Result<Vec<StoredEntry>, String> {
+    let read = |offset| wal.read_stream(stream, offset, end, CLEANER_READ_BYTES, ReadMode::Direct);
+    let found = match read(offset) {
+        // The first records were removed, or retention has deleted them meanwhile.
+        Err(helix_wal::Error::Trimmed { first, .. }) if first > offset && first < end => {
+            read(first)
+        }
+        Err(helix_wal::Error::Trimmed { first, .. }) if first >= end => Ok(Some(Vec::new())),
+        found => found,
+    };
+    found.map(Option::unwrap_or_default).map_err(|error| error.to_string())
+}

@@ -1,0 +1,235 @@
+//! One pass of a cleaner over one partition: which records have a later one of their key.
+//! Pure; the log reads the entries and rewrites them.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
+
+use helix_proto::compaction::{
+    BatchParts, Codecs, CompactedBatch, KeyedRecord, compact, visit_records,
+};
+use helix_wal::{Entry, EntryFilter, FilteredEntry, Payload, Placement};
+
+use super::key_map::KeyMap;
+use crate::log::{BatchHead, Head, KeptOffsets};
+use crate::raft::{decode_head, encode_head};
+
+/// A pass over the offsets from `from` on, up to where its map was full.
+#[derive(Debug)]
+pub(super) struct CleanPass {
+    map: KeyMap,
+    /// Everything below is clean already, except for tombstones.
+    from: u64,
+    /// Records below are judged: the end of what the map has seen.
+    upto: u64,
+    /// Tombstones below go away.
+    tombstones_below: u64,
+    is_full: bool,
+}
+
+impl CleanPass {
+    pub(super) fn new(from: u64, tombstones_below: u64, map_bytes_max: usize) -> Self {
+        let map = KeyMap::new(map_bytes_max);
+        Self { map, from, upto: from, tombstones_below, is_full: false }
+    }
+
+    /// Returns the offset up to which the partition is clean after the pass.
+    pub(super) fn upto(&self) -> u64 {
+        self.upto
+    }
+
+    /// Returns whether no further record fits.
+    pub(super) fn is_full(&self) -> bool {
+        self.is_full
+    }
+
+    pub(super) fn map_bytes(&self) -> usize {
+        self.map.bytes()
+    }
+
+    /// Adds the records of an entry, which follows the previous one. Stops at `end`.
+    ///
+    /// # Errors
+    /// The text names the batch and says why it cannot be read.
+    pub(super) fn add(
+        &mut self,
+        placement: &Placement,
+        entry: &StoredBytes<'_>,
+        end: u64,
+        codecs: &mut Codecs,
+    ) -> Result<(), String> {
+        let (head, parts) = batch_of(placement, entry)?;
+        let offsets = Offsets { first: placement.first, head: &head };
+        let visit = |record: KeyedRecord<'_>| {
+            let offset = offsets.of(record.number);
+            if offset < self.from {
+                return true;
+            }
+            if offset >= end {
+                return false;
+            }
+            // The map has seen all records before the first that does not fit.
+            self.upto = offset;
+            self.is_full |= record.key.is_some_and(|key| !self.map.set(key, offset));
+            !self.is_full
+        };
+        visit_records(&parts, codecs, visit).map_err(|error| broken(placement, &error))?;
+        if !self.is_full {
+            let next = placement.first + u64::from(placement.count);
+            self.upto = next.min(end).max(self.from);
+        }
+        Ok(())
+    }
+
+    /// Moves the end over a gap: there are no more records below `end`.
+    pub(super) fn reach(&mut self, end: u64) {
+        debug_assert!(!self.is_full);
+        self.upto = self.upto.max(end);
+    }
+
+    /// Returns whether a record stays.
+    fn keeps(&self, offset: u64, record: &KeyedRecord<'_>) -> bool {
+        let Some(key) = record.key else { return true };
+        if offset >= self.upto {
+            return true;
+        }
+        let is_replaced = self.map.latest(key).is_some_and(|latest| latest > offset);
+        let is_forgotten = record.is_tombstone() && offset < self.tombstones_below;
+        !is_replaced && !is_forgotten
+    }
+
+    /// Returns whether [`Self::filter`] would change an entry of the partition.
+    ///
+    /// # Errors
+    /// As [`Self::add`].
+    pub(super) fn changes(
+        &self,
+        placement: &Placement,
+        entry: &StoredBytes<'_>,
+        codecs: &mut Codecs,
+    ) -> Result<bool, String> {
+        let (head, parts) = batch_of(placement, entry)?;
+        let offsets = Offsets { first: placement.first, head: &head };
+        let mut is_changed = false;
+        let visit = |record: KeyedRecord<'_>| {
+            is_changed = !self.keeps(offsets.of(record.number), &record);
+            !is_changed
+        };
+        visit_records(&parts, codecs, visit).map_err(|error| broken(placement, &error))?;
+        Ok(is_changed)
+    }
+
+    /// Judges an entry of the partition.
+    ///
+    /// # Errors
+    /// As [`Self::add`].
+    pub(super) fn filter(
+        &self,
+        placement: &Placement,
+        entry: &StoredBytes<'_>,
+        codecs: &mut Codecs,
+    ) -> Result<FilteredEntry, String> {
+        let (head, parts) = batch_of(placement, entry)?;
+        let offsets = Offsets { first: placement.first, head: &head };
+        let keep = |record: KeyedRecord<'_>| self.keeps(offsets.of(record.number), &record);
+        let compacted = compact(&parts, codecs, keep).map_err(|error| broken(placement, &error))?;
+        let (parts, numbers) = match compacted {
+            CompactedBatch::Unchanged => return Ok(FilteredEntry::Unchanged),
+            CompactedBatch::Empty => return Ok(FilteredEntry::Removed),
+            CompactedBatch::Smaller(parts, numbers) => (parts, numbers),
+        };
+        let delta = |number: &u32| offsets.delta(*number);
+        let kept = KeptOffsets::new(placement.count, numbers.iter().map(delta).collect());
+        let kept = kept.ok_or_else(|| {
+            let count = numbers.len();
+            broken(placement, &format!("{count} of {} offsets do not fit a head", placement.count))
+        })?;
+        let is_compressed = parts.is_compressed();
+        let head = BatchHead {
+            record_count: parts.record_count,
+            compression: parts.compression,
+            payload_bytes: u32::try_from(parts.payload.len()).unwrap_or(u32::MAX),
+            uncompressed_bytes: if is_compressed { parts.uncompressed_bytes } else { 0 },
+            kept: Some(Box::new(kept)),
+            ..head
+        };
+        let crc_seed = parts.crc_seed();
+        Ok(FilteredEntry::Replaced {
+            head: encode_head(&Head::Batch(head)),
+            payload: Payload { bytes: parts.payload, crc: parts.crc, crc_seed },
+        })
+    }
+}
+
+/// Head and payload of a stored entry.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct StoredBytes<'a> {
+    pub(super) head: &'a [u8],
+    pub(super) payload: &'a Payload,
+}
+
+/// Offsets of the records in a batch.
+struct Offsets<'a> {
+    first: u64,
+    head: &'a BatchHead,
+}
+
+impl Offsets<'_> {
+    fn delta(&self, number: u32) -> u32 {
+        let kept = self.head.kept.as_ref().and_then(|kept| kept.deltas().get(number as usize));
+        kept.copied().unwrap_or(number)
+    }
+
+    fn of(&self, number: u32) -> u64 {
+        self.first + u64::from(self.delta(number))
+    }
+}
+
+fn batch_of(
+    placement: &Placement,
+    entry: &StoredBytes<'_>,
+) -> Result<(BatchHead, BatchParts), String> {
+    let decoded = decode_head(entry.head).map_err(|error| broken(placement, &error))?;
+    let Head::Batch(head) = decoded else {
+        return Err(broken(placement, &"the entry is a command"));
+    };
+    if head.offset_count() != placement.count {
+        return Err(broken(placement, &"the head covers another number of offsets"));
+    }
+    let parts = BatchParts {
+        version: head.version,
+        record_count: head.record_count,
+        compression: head.compression,
+        uncompressed_bytes: head.uncompressed_bytes,
+        crc: entry.payload.crc,
+        payload: entry.payload.bytes.clone(),
+    };
+    Ok((head, parts))
+}
+
+fn broken(placement: &Placement, why: &dyn std::fmt::Display) -> String {
+    format!("the batch at offset {} cannot be compacted: {why}", placement.first)
+}
+
+/// The passes of several partitions, as a filter of the log.
+#[derive(Debug)]
+pub(super) struct CleanFilter {
+    pub(super) passes: BTreeMap<u64, CleanPass>,
+    codecs: Mutex<Codecs>,
+}
+
+impl CleanFilter {
+    pub(super) fn new(passes: BTreeMap<u64, CleanPass>) -> Self {
+        Self { passes, codecs: Mutex::default() }
+    }
+}
+
+impl EntryFilter for CleanFilter {
+    fn filter(&self, placement: &Placement, entry: &Entry) -> Result<FilteredEntry, String> {
+        let Some(pass) = self.passes.get(&placement.stream) else {
+            return Ok(FilteredEntry::Unchanged);
+        };
+        let mut codecs = self.codecs.lock().unwrap_or_else(PoisonError::into_inner);
+        let stored = StoredBytes { head: &entry.head, payload: &entry.payload };
+        pass.filter(placement, &stored, &mut codecs)
+    }
+}

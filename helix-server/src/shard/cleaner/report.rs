@@ -1,0 +1,270 @@
+//! Progress of the cleaner, for the rest of the shard, for the leader and for operators.
+
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::super::Shard;
+use super::{DueRound, compacted, due_rounds, with_rounds};
+use crate::limits::{CLEANER_STREAMS_MAX, CLEANUP_REPORT_MAX};
+use crate::log::{Partition, PartitionId};
+use crate::sync;
+
+/// Progress of compaction by key in one partition on this replica.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct PartitionCleanup {
+    /// Offset below which only the latest record of each key is left here.
+    pub clean_offset: u64,
+    /// Offset below which the log has decided so.
+    pub decided_offset: u64,
+    /// Why the last attempt failed.
+    pub uncleanable: Option<String>,
+}
+
+/// Figures of the cleaner of a shard since it was opened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct CleanerStats {
+    /// Passes that were completed.
+    pub passes: u64,
+    /// Bytes read into maps of keys.
+    pub read_bytes: u64,
+    /// Partitions whose decided round is not done here.
+    pub behind_partitions: u64,
+    /// Partitions whose last attempt failed.
+    pub uncleanable_partitions: u64,
+    /// Bytes of compacted partitions in this log.
+    pub table_bytes: u64,
+    /// Bytes of them that are not compacted here.
+    pub dirty_bytes: u64,
+    /// Age of the oldest segment with records that are not compacted here, by its newest record.
+    pub lag: Duration,
+}
+
+/// Results of the cleaner for the rest of the shard.
+#[derive(Debug, Default)]
+pub(in crate::shard) struct CleanerReport {
+    inner: Mutex<ReportState>,
+}
+
+#[derive(Debug, Default)]
+struct ReportState {
+    passes: u64,
+    read_bytes: u64,
+    /// Partitions that could not be cleaned.
+    uncleanable: BTreeMap<PartitionId, CleanFailure>,
+    /// When decided rounds began to wait for segments.
+    waiting_since: Option<Instant>,
+    /// When a segment was last begun early.
+    sealed_early: Option<Instant>,
+    is_checkpoint_wanted: bool,
+}
+
+/// A partition that could not be cleaned.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct CleanFailure {
+    why: String,
+    attempts: u32,
+}
+
+impl CleanFailure {
+    fn new(why: &str, attempts: u32) -> Self {
+        Self { why: why.to_owned(), attempts: attempts.saturating_add(1) }
+    }
+}
+
+impl CleanerReport {
+    /// Forgets failures of partitions that no longer have to be cleaned.
+    pub(super) fn retain(&self, due: &[DueRound]) {
+        let mut inner = sync::lock(&self.inner);
+        inner.uncleanable.retain(|id, _| due.iter().any(|due| due.partition == *id));
+    }
+
+    /// Chooses the partitions of the next pass. Those that failed come last and alone, the one with
+    /// the fewest attempts first, so that they stop neither others nor each other.
+    pub(super) fn choose(
+        &self,
+        due: impl Iterator<Item = (DueRound, u64)>,
+    ) -> Vec<(DueRound, u64)> {
+        let inner = sync::lock(&self.inner);
+        let attempts = |due: &DueRound| inner.uncleanable.get(&due.partition).map(|it| it.attempts);
+        let (mut failed, mut fine): (Vec<_>, Vec<_>) =
+            due.partition(|(due, _)| attempts(due).is_some());
+        if fine.is_empty() {
+            failed.sort_by_key(|(due, _)| attempts(due));
+            failed.truncate(1);
+            return failed;
+        }
+        fine.truncate(CLEANER_STREAMS_MAX);
+        fine
+    }
+
+    pub(super) fn fail(&self, partitions: impl IntoIterator<Item = PartitionId>, why: &str) {
+        let mut inner = sync::lock(&self.inner);
+        for partition in partitions {
+            let attempts = inner.uncleanable.get(&partition).map_or(0, |it| it.attempts);
+            inner.uncleanable.insert(partition, CleanFailure::new(why, attempts));
+        }
+    }
+
+    pub(super) fn succeed(&self, partitions: &[PartitionId]) {
+        let mut inner = sync::lock(&self.inner);
+        inner.passes += 1;
+        for partition in partitions {
+            inner.uncleanable.remove(partition);
+        }
+    }
+
+    pub(super) fn count_read(&self, bytes: u64) {
+        sync::lock(&self.inner).read_bytes += bytes;
+    }
+
+    /// Returns whether decided rounds have waited for `delay`. `is_waiting`: they wait now.
+    pub(super) fn has_waited(&self, is_waiting: bool, now: Instant, delay: Duration) -> bool {
+        let mut inner = sync::lock(&self.inner);
+        if !is_waiting {
+            inner.waiting_since = None;
+            return false;
+        }
+        let since = *inner.waiting_since.get_or_insert(now);
+        now.saturating_duration_since(since) >= delay
+    }
+
+    /// Returns whether a segment may be begun early, which it may once in `delay`.
+    pub(super) fn may_seal_early(&self, now: Instant, delay: Duration) -> bool {
+        let mut inner = sync::lock(&self.inner);
+        let is_soon =
+            inner.sealed_early.is_some_and(|at| now.saturating_duration_since(at) < delay);
+        if !is_soon {
+            inner.sealed_early = Some(now);
+        }
+        !is_soon
+    }
+
+    pub(super) fn want_checkpoint(&self) {
+        sync::lock(&self.inner).is_checkpoint_wanted = true;
+    }
+
+    /// Returns, once, whether rounds wait for a checkpoint.
+    pub(in crate::shard) fn take_wanted_checkpoint(&self) -> bool {
+        std::mem::take(&mut sync::lock(&self.inner).is_checkpoint_wanted)
+    }
+}
+
+impl Shard {
+    /// Returns the last applied entry, and the partitions whose last round up to it is not done
+    /// here; 0 and none if the shard has no rounds, or if there are too many to say.
+    pub fn cleanup_report(&self) -> (u64, Vec<u64>) {
+        let marks = self.wal.clean_marks();
+        let mark = |partition: &Partition| marks.get(&partition.id.0).copied().unwrap_or_default();
+        let is_memory = self.wal.is_memory();
+        let (applied, not_clean) = self.machine.read_state(|state| {
+            // After a restart the state may have entries that were not applied since.
+            let mut known = 0;
+            let mut not_clean = Vec::new();
+            for it in with_rounds(state) {
+                known = known.max(it.cleanup.round_index).max(it.cleanup.cleaned_index);
+                if is_memory || DueRound::of(it, mark(it)).is_some() {
+                    not_clean.push(it.id.0);
+                }
+            }
+            // Under the state's lock, so that nothing is applied in between.
+            let applied = if known == 0 { 0 } else { known.max(self.machine.applied()) };
+            (applied, not_clean)
+        });
+        match not_clean.len() <= CLEANUP_REPORT_MAX {
+            true => (applied, not_clean),
+            false => (0, Vec::new()),
+        }
+    }
+
+    /// Counts the partitions of which this replica may not serve everything: other replicas may
+    /// have forgotten tombstones whose older records it still has.
+    pub fn blocked_partitions(&self) -> u64 {
+        let marks = self.wal.clean_marks();
+        self.machine.read_state(|state| {
+            let is_blocked = |it: &&Partition| {
+                let upto = marks.get(&it.id.0).map_or(0, |mark| mark.upto);
+                upto.max(it.log_start) < it.cleanup.cleaned
+            };
+            with_rounds(state).filter(is_blocked).count() as u64
+        })
+    }
+
+    /// Returns whether this replica may serve records from an offset on: none of them may be older
+    /// than a tombstone that other replicas no longer have.
+    pub(in crate::shard) fn is_clean_enough(&self, partition: PartitionId, offset: u64) -> bool {
+        let bounds = self.machine.with(partition, |it| (it.cleanup.cleaned, it.log_start));
+        let (cleaned, log_start) = bounds.unwrap_or_default();
+        // Asks the log last, because it takes a lock.
+        offset >= cleaned
+            || log_start >= cleaned
+            || self.wal.clean_mark(partition.0).upto >= cleaned
+    }
+
+    /// Returns whether this replica has applied the later records of all keys whose records it may
+    /// lack, because their source had compacted them further than the snapshot.
+    pub(in crate::shard) fn has_later_records(&self) -> bool {
+        self.replica.applied() >= self.hub.compacted_upto(self.shard_id)
+    }
+
+    /// Returns how far a partition is compacted by key on this replica; `None` if it never was.
+    pub fn cleanup(&self, partition: PartitionId) -> Option<PartitionCleanup> {
+        let (round, log_start) = self.machine.with(partition, |it| (it.cleanup, it.log_start))?;
+        if round.is_default() {
+            return None;
+        }
+        let mark = self.wal.clean_mark(partition.0);
+        let inner = sync::lock(&self.cleaner.inner);
+        let failure = inner.uncleanable.get(&partition);
+        Some(PartitionCleanup {
+            clean_offset: mark.upto.max(log_start).min(round.upto),
+            decided_offset: round.upto,
+            uncleanable: failure.map(|failure| failure.why.clone()),
+        })
+    }
+
+    /// Returns partitions that this replica cannot compact, and why.
+    pub fn uncleanable(&self) -> Vec<(PartitionId, String)> {
+        let inner = sync::lock(&self.cleaner.inner);
+        inner.uncleanable.iter().map(|(id, failure)| (*id, failure.why.clone())).collect()
+    }
+
+    pub fn cleaner_stats(&self) -> CleanerStats {
+        let behind = due_rounds(self).len() as u64;
+        let (table_bytes, dirty_bytes, lag) = self.dirty();
+        let inner = sync::lock(&self.cleaner.inner);
+        CleanerStats {
+            table_bytes,
+            dirty_bytes,
+            lag,
+            passes: inner.passes,
+            read_bytes: inner.read_bytes,
+            behind_partitions: behind,
+            uncleanable_partitions: inner.uncleanable.len() as u64,
+        }
+    }
+
+    /// Returns the bytes of compacted partitions, those that are not compacted here, and the lag,
+    /// of as many partitions as one pass takes.
+    fn dirty(&self) -> (u64, u64, Duration) {
+        let of = |it: &Partition| (it.id, it.log_start, it.cleanup.upto);
+        let tables: Vec<(PartitionId, u64, u64)> = self
+            .machine
+            .read_state(|state| compacted(state).take(CLEANER_STREAMS_MAX).map(of).collect());
+        let now_us = self.clock.retention_us().unwrap_or(0);
+        let (mut all, mut dirty, mut lag_us) = (0, 0, 0);
+        for (id, log_start, upto) in tables {
+            let clean = self.wal.clean_mark(id.0).upto.min(upto).max(log_start);
+            for row in self.wal.stream_rows(id.0) {
+                all += row.bytes;
+                if row.next > clean {
+                    dirty += row.bytes;
+                    lag_us = lag_us.max(now_us.saturating_sub(row.last_time));
+                }
+            }
+        }
+        (all, dirty, Duration::from_micros(lag_us))
+    }
+}

@@ -1,0 +1,339 @@
+//! Passes against a simple model: a map of latest values.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use bytes::Bytes;
+use helix_proto::batch;
+use helix_proto::compaction::Codecs;
+use helix_proto::compression::{BatchCodec, Compressor};
+use helix_proto::log::v1::Record;
+use helix_wal::{CleanMark, FilteredEntry, Payload, Placement};
+use rand::RngExt;
+use rand::rngs::StdRng;
+use tokio::time::Instant;
+
+use super::pass::{CleanPass, StoredBytes};
+use super::{CleanerReport, DueRound};
+use crate::log::testing::seeded;
+use crate::log::{BatchHead, CleanupState, Condition, Head, PartitionId};
+use crate::raft::{decode_head, encode_head};
+
+const STREAM: u64 = 7;
+
+/// A record of the model: offset, key and value.
+type ModelRecord = (u64, Option<u8>, Option<u32>);
+
+/// A stored batch.
+#[derive(Debug, Clone)]
+struct Stored {
+    placement: Placement,
+    head: Bytes,
+    payload: Payload,
+}
+
+impl Stored {
+    fn bytes(&self) -> StoredBytes<'_> {
+        StoredBytes { head: &self.head, payload: &self.payload }
+    }
+
+    /// Decodes the records as a reader does.
+    fn records(&self) -> Vec<ModelRecord> {
+        let Head::Batch(head) = decode_head(&self.head).unwrap() else { panic!() };
+        let encoded = helix_proto::log::v1::EncodedBatch {
+            version: head.version,
+            record_count: head.record_count,
+            compression: head.compression,
+            crc32: self.payload.crc,
+            uncompressed_bytes: head.uncompressed_bytes,
+            payload: self.payload.bytes.clone(),
+        };
+        assert_eq!(head.payload_bytes as usize, self.payload.bytes.len());
+        assert_eq!(head.offset_count(), self.placement.count);
+        let mut hasher = crc32fast::Hasher::new_with_initial(self.payload.crc_seed);
+        hasher.update(&self.payload.bytes);
+        assert_eq!(hasher.finalize(), self.payload.crc);
+        let records = batch::decode(&encoded).unwrap().records;
+        let offsets: Vec<u64> = match &head.kept {
+            Some(kept) => kept.deltas().iter().map(|delta| u64::from(*delta)).collect(),
+            None => (0..u64::from(head.record_count)).collect(),
+        };
+        let number = |value: &Bytes| u32::from_le_bytes(value[..4].try_into().unwrap());
+        let record = |(delta, record): (u64, Record)| {
+            let key = record.key.map(|key| key[0]);
+            (self.placement.first + delta, key, record.value.as_ref().map(number))
+        };
+        offsets.into_iter().zip(records).map(record).collect()
+    }
+}
+
+struct Table {
+    rng: StdRng,
+    appended: Vec<ModelRecord>,
+    stored: Vec<Stored>,
+    next: u64,
+}
+
+impl Table {
+    fn append(&mut self, keys: u8) {
+        let count = self.rng.random_range(1..12_u32);
+        let mut records = Vec::new();
+        for offset in self.next..self.next + u64::from(count) {
+            let key = (!self.rng.random_bool(0.03)).then(|| self.rng.random_range(0..keys));
+            let value = (!self.rng.random_bool(0.25)).then(|| self.rng.random::<u32>());
+            self.appended.push((offset, key, value));
+            records.push(Record {
+                key: key.map(|key| vec![key; 1 + usize::from(key) % 40].into()),
+                value: value.map(|value| value.to_le_bytes().repeat(20).into()),
+                ..Record::default()
+            });
+        }
+        let plain = batch::encode(&records);
+        let codec = [None, Some(BatchCodec::Lz4), Some(BatchCodec::Zstd)];
+        let codec = codec[self.rng.random_range(0..3)];
+        let compress = |codec| Compressor::default().compress(codec, &plain, usize::MAX);
+        let compressed = codec.and_then(compress);
+        let uncompressed_bytes = compressed.as_ref().map_or(0, |batch| batch.uncompressed_bytes);
+        let encoded = compressed.unwrap_or(plain);
+        let head = BatchHead {
+            partition: PartitionId(STREAM),
+            record_count: count,
+            version: encoded.version,
+            compression: encoded.compression,
+            payload_bytes: encoded.payload.len() as u32,
+            uncompressed_bytes,
+            proposed_us: 1,
+            producer: None,
+            condition: Condition::default(),
+            kept: None,
+        };
+        self.stored.push(Stored {
+            placement: Placement { stream: STREAM, first: self.next, count, time: self.next },
+            head: encode_head(&Head::Batch(head)),
+            payload: Payload {
+                crc: encoded.crc32,
+                crc_seed: batch::crc_seed(encoded.version, count, encoded.compression),
+                bytes: encoded.payload,
+            },
+        });
+        self.next += u64::from(count);
+    }
+
+    fn visible(&self) -> Vec<ModelRecord> {
+        self.stored.iter().flat_map(Stored::records).collect()
+    }
+
+    /// Checks everything that a reader may rely on at any time. `clean` is where cleaning has got
+    /// to, and tombstones below `forgotten` may be gone.
+    fn check(&self, clean: u64, forgotten: u64) {
+        let visible = self.visible();
+        let appended: BTreeMap<u64, ModelRecord> =
+            self.appended.iter().map(|record| (record.0, *record)).collect();
+        assert!(visible.is_sorted_by(|a, b| a.0 < b.0), "offsets grow");
+        let mut found: BTreeMap<u8, ModelRecord> = BTreeMap::new();
+        for record in &visible {
+            assert_eq!(appended.get(&record.0), Some(record), "a record never changes");
+            if let Some(key) = record.1 {
+                found.insert(key, *record);
+            }
+        }
+        let latest: BTreeMap<u8, ModelRecord> =
+            self.appended.iter().filter_map(|record| Some((record.1?, *record))).collect();
+        for (key, record) in &latest {
+            let is_forgotten = record.2.is_none() && record.0 < forgotten;
+            match found.get(key) {
+                Some(found) => assert_eq!(found, record, "the latest of key {key}"),
+                None => assert!(is_forgotten, "the latest of key {key} is lost: {record:?}"),
+            }
+        }
+        let keyless = |all: &[ModelRecord]| all.iter().filter(|record| record.1.is_none()).count();
+        assert_eq!(keyless(&visible), keyless(&self.appended), "records without a key stay");
+        // Below the clean offset each key has one record.
+        let mut seen = BTreeMap::new();
+        for record in visible.iter().filter(|record| record.0 < clean) {
+            let Some(key) = record.1 else { continue };
+            assert_eq!(seen.insert(key, record.0), None, "key {key} twice below {clean}");
+        }
+    }
+}
+
+#[test]
+fn passes_keep_the_latest_record_of_each_key() {
+    let mut rng = seeded("passes_keep_the_latest_record_of_each_key");
+    for _ in 0..60 {
+        let keys = rng.random_range(1..60);
+        let map_bytes = rng.random_range(1..3_000);
+        let seed = rng.random();
+        let mut table = Table {
+            rng: rand::SeedableRng::seed_from_u64(seed),
+            appended: Vec::new(),
+            stored: Vec::new(),
+            next: 0,
+        };
+        let mut codecs = Codecs::default();
+        let (mut clean, mut forgotten) = (0, 0);
+        for _ in 0..rng.random_range(1..6) {
+            for _ in 0..rng.random_range(1..20) {
+                table.append(keys);
+            }
+            // A round ends at a batch, as the log's segments do.
+            let ends: Vec<u64> = table.stored.iter().map(|it| it.placement.first).collect();
+            let upto = ends[rng.random_range(0..ends.len())].max(clean);
+            // Only what an earlier round has cleaned.
+            forgotten = rng.random_range(forgotten..=clean);
+            let mut passes = 0;
+            while clean < upto || passes == 0 {
+                let mut pass = CleanPass::new(clean, forgotten, map_bytes);
+                for stored in &table.stored {
+                    if stored.placement.first >= upto || pass.is_full() {
+                        break;
+                    }
+                    pass.add(&stored.placement, &stored.bytes(), upto, &mut codecs).unwrap();
+                }
+                assert!(pass.upto() > clean || clean >= upto, "a pass makes progress");
+                assert!(pass.upto() <= upto);
+                // A crash may come between any two batches, and rewrites are repeated then.
+                let mut order: Vec<usize> = (0..table.stored.len()).collect();
+                rand::seq::SliceRandom::shuffle(&mut order[..], &mut rng);
+                let mut removed = Vec::new();
+                for at in order {
+                    let stored = table.stored[at].clone();
+                    match pass.filter(&stored.placement, &stored.bytes(), &mut codecs).unwrap() {
+                        FilteredEntry::Unchanged => {}
+                        FilteredEntry::Removed => removed.push(at),
+                        FilteredEntry::Replaced { head, payload } => {
+                            table.stored[at] = Stored { head, payload, ..stored };
+                        }
+                    }
+                }
+                removed.sort_unstable();
+                for at in removed.into_iter().rev() {
+                    table.stored.remove(at);
+                    table.check(clean, forgotten);
+                }
+                table.check(pass.upto().max(clean), forgotten);
+                clean = pass.upto().max(clean);
+                passes += 1;
+            }
+            let visible = table.visible();
+            let old_tombstones = visible
+                .iter()
+                .filter(|record| record.1.is_some() && record.2.is_none() && record.0 < forgotten);
+            assert_eq!(old_tombstones.count(), 0, "forgotten tombstones are gone");
+        }
+    }
+}
+
+#[test]
+fn a_damaged_batch_is_refused_with_its_offset() {
+    let mut table = Table {
+        rng: seeded("a_damaged_batch_is_refused_with_its_offset"),
+        appended: Vec::new(),
+        stored: Vec::new(),
+        next: 40,
+    };
+    table.append(3);
+    let mut stored = table.stored.remove(0);
+    stored.payload.crc ^= 1;
+    let mut pass = CleanPass::new(0, 0, 1_000);
+    let mut codecs = Codecs::default();
+    let why = pass.add(&stored.placement, &stored.bytes(), 100, &mut codecs).unwrap_err();
+    assert_eq!(why, "the batch at offset 40 cannot be compacted: checksum mismatch");
+    let filtered = pass.filter(&stored.placement, &stored.bytes(), &mut codecs);
+    assert_eq!(filtered.unwrap_err(), why);
+}
+
+fn due(upto: u64, tombstones_below: u64, mark: CleanMark) -> DueRound {
+    let round = CleanupState { upto, tombstones_below, ..CleanupState::default() };
+    DueRound { partition: PartitionId(STREAM), log_start: 0, round, mark }
+}
+
+#[test]
+fn tombstones_go_only_in_a_pass_after_everything_older_went() {
+    let mark = |upto, also| CleanMark { upto, also };
+    // A rebuilt replica begins at 0, and first removes what the tombstones delete.
+    assert_eq!(due(100, 60, mark(0, 0)).tombstones_below(), 0);
+    assert_eq!(due(100, 60, mark(59, 0)).tombstones_below(), 0);
+    assert_eq!(due(100, 60, mark(60, 0)).tombstones_below(), 60);
+    assert!(!due(100, 60, mark(100, 0)).is_done());
+    assert!(!due(100, 60, mark(99, 60)).is_done());
+    assert!(due(100, 60, mark(100, 60)).is_done());
+    // Records that retention has deleted need no pass.
+    let trimmed = DueRound { log_start: 100, ..due(100, 60, mark(0, 0)) };
+    assert!(trimmed.is_done());
+    let trimmed = DueRound { log_start: 70, ..due(100, 60, mark(0, 0)) };
+    assert_eq!((trimmed.clean(), trimmed.tombstones_below(), trimmed.is_done()), (70, 60, false));
+}
+
+#[test]
+fn partitions_that_failed_wait_for_others_and_take_turns() {
+    let report = CleanerReport::default();
+    let due = |id| (DueRound { partition: PartitionId(id), ..due(9, 0, CleanMark::default()) }, 9);
+    let chosen = |ids: &[u64]| -> Vec<u64> {
+        let chosen = report.choose(ids.iter().map(|id| due(*id)));
+        chosen.into_iter().map(|(due, _)| due.partition.0).collect()
+    };
+    assert_eq!(chosen(&[1, 2, 3]), [1, 2, 3]);
+    report.fail([PartitionId(1), PartitionId(2)], "why");
+    assert_eq!(chosen(&[1, 2, 3]), [3]);
+    assert_eq!(chosen(&[1, 2]), [1], "alone");
+    report.fail([PartitionId(1)], "why");
+    assert_eq!(chosen(&[1, 2]), [2], "in turn");
+    report.fail([PartitionId(2)], "why");
+    report.succeed(&[PartitionId(1)]);
+    assert_eq!(chosen(&[1, 2]), [1]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn segments_are_sealed_early_after_a_wait_and_not_often() {
+    let report = CleanerReport::default();
+    let (start, delay) = (Instant::now(), Duration::from_secs(10));
+    let second = Duration::from_secs(1);
+    assert!(!report.has_waited(true, start, delay));
+    assert!(!report.has_waited(true, start + 9 * second, delay));
+    assert!(!report.has_waited(false, start + 10 * second, delay), "no round waits");
+    assert!(!report.has_waited(true, start + 11 * second, delay));
+    assert!(report.has_waited(true, start + 21 * second, delay));
+    assert!(report.may_seal_early(start, delay));
+    assert!(!report.may_seal_early(start + 9 * second, delay));
+    assert!(report.may_seal_early(start + 10 * second, delay));
+}
+
+#[test]
+fn only_changed_batches_are_dirty() {
+    let mut table = Table {
+        rng: seeded("only_changed_batches_are_dirty"),
+        appended: Vec::new(),
+        stored: Vec::new(),
+        next: 0,
+    };
+    // Of so many keys most are written once or twice, so that some batches do not change.
+    for _ in 0..40 {
+        table.append(200);
+    }
+    let mut codecs = Codecs::default();
+    for (upto, forgotten) in [(table.next, 0), (table.next / 2, 0), (table.next, table.next)] {
+        let mut pass = CleanPass::new(0, forgotten, 1 << 20);
+        let mut latest = BTreeMap::new();
+        for stored in &table.stored {
+            pass.add(&stored.placement, &stored.bytes(), upto, &mut codecs).unwrap();
+        }
+        for (offset, key, _) in table.appended.iter().filter(|record| record.0 < upto) {
+            latest.insert(*key, *offset);
+        }
+        let goes = |(offset, key, value): &ModelRecord| {
+            let is_replaced = latest.get(key).is_some_and(|latest| latest > offset);
+            let is_forgotten = value.is_none() && *offset < forgotten;
+            key.is_some() && *offset < upto && (is_replaced || is_forgotten)
+        };
+        let mut dirty = 0;
+        for stored in &table.stored {
+            let is_dirty = pass.changes(&stored.placement, &stored.bytes(), &mut codecs).unwrap();
+            let filtered = pass.filter(&stored.placement, &stored.bytes(), &mut codecs).unwrap();
+            assert_eq!(is_dirty, !matches!(filtered, FilteredEntry::Unchanged));
+            assert_eq!(is_dirty, stored.records().iter().any(goes), "{:?}", stored.placement);
+            dirty += usize::from(is_dirty);
+        }
+        assert!(dirty > 0 && dirty < table.stored.len(), "{dirty} batches below {upto}");
+    }
+}

@@ -1,0 +1,70 @@
+//! Cleaning: a request to rewrite the entries of some streams through a filter.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use crate::error::Error;
+use crate::types::{CleanMark, Entry, Payload, Placement};
+
+/// Decides what becomes of the entries of cleaned streams while a compaction copies them.
+pub trait EntryFilter: Send + Sync {
+    /// Judges an entry of a cleaned stream. Called again after a crash or a failed attempt.
+    ///
+    /// # Errors
+    /// Ends the request with this text as [`Error::Unusable`]; the log does not change.
+    fn filter(&self, placement: &Placement, entry: &Entry) -> Result<FilteredEntry, String>;
+}
+
+/// Verdict on an entry, which keeps its id, its stream and its positions.
+#[derive(Debug, Clone)]
+pub enum FilteredEntry {
+    /// It is copied as it is.
+    Unchanged,
+    /// It goes away, as if it were trimmed.
+    Removed,
+    /// It gets another head and payload.
+    Replaced {
+        /// New head.
+        head: Bytes,
+        /// New payload with its checksum.
+        payload: Payload,
+    },
+}
+
+/// A request to rewrite entries of streams: see [`Wal::clean`](crate::Wal::clean).
+pub struct CleanRequest {
+    /// Judges the entries.
+    pub filter: Arc<dyn EntryFilter>,
+    /// Position below which each stream is rewritten.
+    pub below: BTreeMap<u64, u64>,
+    /// Positions of each stream that the filter may change. Segments without any are left alone.
+    pub dirty: BTreeMap<u64, Vec<Range<u64>>>,
+    /// Marks that become durable once everything is rewritten, by stream.
+    pub marks: BTreeMap<u64, CleanMark>,
+    /// Called once, when the marks are durable or the request has failed.
+    pub done: Box<dyn FnOnce(Result<(), Error>) + Send>,
+}
+
+impl fmt::Debug for CleanRequest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CleanRequest").field("below", &self.below).finish_non_exhaustive()
+    }
+}
+
+/// A request under way.
+#[derive(Debug)]
+pub(crate) struct Cleaning {
+    pub request: CleanRequest,
+    /// Segments that are not rewritten yet.
+    pub left: Vec<u64>,
+}
+
+impl CleanRequest {
+    pub(crate) fn finish(self, result: Result<(), Error>) {
+        (self.done)(result);
+    }
+}

@@ -1,0 +1,150 @@
+//! Cleaning the streams of a [`Wal`].
+
+use std::collections::BTreeMap;
+
+use super::Wal;
+use crate::error::Error;
+use crate::memory::stream::StreamShare;
+use crate::shared::cleaning::{CleanRequest, Cleaning};
+use crate::shared::signal::WalThread;
+use crate::types::CleanMark;
+
+/// Cached entries dropped per call, which bounds how long the lock is held.
+const UNCACHED_MAX: usize = 8192;
+
+impl Wal {
+    /// Rewrites the entries of streams through a filter, and then makes marks durable.
+    ///
+    /// It is a compaction of all segments with dirty positions of the streams below those in the
+    /// request: at the same rate, and only of sealed segments whose entries have left the Raft log.
+    /// A crash leaves each segment as it was or rewritten. Entries that the filter removes leave
+    /// gaps in their stream, and reads continue after a gap. The last entry below a position should
+    /// stay.
+    ///
+    /// The callback gets [`Error::Unusable`] if a segment cannot be rewritten yet, if the filter
+    /// refuses an entry, or while another request runs; [`Error::Damaged`], [`Error::DiskFull`] and
+    /// [`Error::Exhausted`] as of a compaction. Some segments may be rewritten then.
+    pub fn clean(&self, request: CleanRequest) {
+        let refused = |request: CleanRequest, what: &str| {
+            request.finish(Err(Error::Unusable(what.to_owned())));
+        };
+        if self.shared.storage.is_none() {
+            return refused(request, "an in-memory log is not compacted");
+        }
+        if self.shared.options.compaction_bytes_per_second == 0 {
+            return refused(request, "compaction is off");
+        }
+        let mut core = self.shared.lock();
+        if let Err(error) = core.check_open() {
+            drop(core);
+            return request.finish(Err(error));
+        }
+        if core.cleaning.is_some() {
+            drop(core);
+            return refused(request, "another cleaning is running");
+        }
+        let streams = request.dirty.iter().filter_map(|(stream, dirty)| {
+            let below = request.below.get(stream)?;
+            Some((core.log.streams.get(stream)?, dirty, *below))
+        });
+        let shares = streams.flat_map(|(held, dirty, below)| {
+            held.rows.iter().filter(move |StreamShare { row, .. }| {
+                row.first < below
+                    && dirty.iter().any(|it| it.start < row.next && row.first < it.end)
+            })
+        });
+        let mut left: Vec<u64> = shares.map(|share| share.row.segment).collect();
+        left.sort_unstable();
+        left.dedup();
+        core.cleaning = Some(Cleaning { request, left });
+        let waiting = core.keeper.raise();
+        drop(core);
+        self.shared.wake(WalThread::Keeper, waiting);
+    }
+
+    /// Asks for a new segment if the active one has positions of the stream below `position`, which
+    /// cannot be cleaned before that segment is sealed.
+    ///
+    /// The writer begins it once it is idle, if a segment is ready. Returns whether it was asked.
+    pub fn roll_early(&self, stream: u64, position: u64) -> bool {
+        let mut core = self.shared.lock();
+        let active = core.log.chain.last_key_value().map(|(id, _)| *id);
+        let held = core.log.streams.get(&stream);
+        let is_active = held.is_some_and(|held| {
+            let mut unsealed = held.rows.iter().rev().take_while(|share| !share.row.sealed);
+            unsealed.any(|share| Some(share.row.segment) == active && share.row.first < position)
+        });
+        if self.shared.storage.is_none() || !is_active || core.check_open().is_err() {
+            return false;
+        }
+        core.rolls_early = true;
+        let waiting = core.writer.raise();
+        drop(core);
+        self.shared.wake(WalThread::Writer, waiting);
+        true
+    }
+
+    /// Drops cached entries that keep positions of the stream below `position` from being cleaned,
+    /// together with older ones.
+    ///
+    /// The newest entries stay in memory until newer ones replace them, and a segment is rewritten
+    /// only once none of its entries is there. In an idle log that would be never. Drops only
+    /// entries of sealed segments that have left the Raft log, which readers find on disk. Many
+    /// entries need several calls.
+    pub fn uncache(&self, stream: u64, position: u64) {
+        let mut core = self.shared.lock();
+        if self.shared.storage.is_none() || core.check_open().is_err() {
+            return;
+        }
+        let log = &mut core.log;
+        let upto = log.purged.zip(log.checkpoint).map(|(a, b)| a.index.min(b.index));
+        let Some(held) = log.streams.get(&stream) else { return };
+        let shares = held.rows.iter().rev().filter(|share| share.row.first < position);
+        let mut segments = shares.filter_map(|share| log.segment(share.row.segment));
+        let newest = segments.find(|held| held.is_purged(upto)).and_then(|held| held.entries);
+        let Some((_, last)) = newest else { return };
+        let payloads = log.drop_slots_upto(last.index, UNCACHED_MAX);
+        drop(core);
+        drop(payloads);
+    }
+
+    /// Returns how far streams are clean, by stream.
+    pub fn clean_marks(&self) -> BTreeMap<u64, CleanMark> {
+        self.shared.lock().clean_marks.clone()
+    }
+
+    /// Returns the last entry for which a cleaning may have removed earlier ones: all that it saw
+    /// had left the Raft log. 0 if nothing was cleaned.
+    pub fn cleaned_upto(&self) -> u64 {
+        let core = self.shared.lock();
+        let is_cleaned = !core.clean_marks.is_empty() || core.cleaning.is_some();
+        core.log.purged.filter(|_| is_cleaned).map_or(0, |purged| purged.index)
+    }
+
+    /// Returns how far a stream is clean.
+    pub fn clean_mark(&self, stream: u64) -> CleanMark {
+        self.shared.lock().clean_marks.get(&stream).copied().unwrap_or_default()
+    }
+
+    /// Returns the position of the stream below which entries can be rewritten now: up to the first
+    /// share that is not sealed or has not left the Raft log.
+    pub fn cleanable_upto(&self, stream: u64) -> u64 {
+        let core = self.shared.lock();
+        let log = &core.log;
+        let upto = log.purged.zip(log.checkpoint).map(|(a, b)| a.index.min(b.index));
+        let in_slots = log.slots.front().map_or(u64::MAX, |slot| slot.id.index);
+        let Some(held) = log.streams.get(&stream) else { return 0 };
+        let is_free = |segment: u64| {
+            log.segment(segment).is_some_and(|held| {
+                let last = held.entries.map_or(0, |(_, last)| last.index);
+                let is_cold = held.segment.as_ref().is_some_and(|segment| segment.cold);
+                held.is_purged(upto) && (is_cold || last < in_slots)
+            })
+        };
+        let free = held.rows.iter().take_while(|share| is_free(share.row.segment));
+        let next = free.last().map_or(0, |share| share.row.next);
+        // Entries in memory that precede the next share are in no segment that can be rewritten.
+        let memory = held.refs.front().map_or(u64::MAX, |entry| entry.first);
+        next.min(memory)
+    }
+}

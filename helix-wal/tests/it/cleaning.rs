@@ -1,0 +1,393 @@
+//! Cleaning rewrites the entries of streams through a filter: what stays is readable at every step
+//! and after every crash, and what goes leaves gaps that readers step over.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, channel};
+
+use bytes::Bytes;
+use helix_wal::{
+    CleanMark, CleanRequest, Entry, EntryFilter, Error, FilteredEntry, NextStep, Options, Payload,
+    Placement, ReadMode, Wal,
+};
+
+use crate::compaction::{CompactedLog, options};
+
+/// Removes every third entry of a stream, and shrinks every third.
+#[derive(Debug)]
+struct Thirds;
+
+impl EntryFilter for Thirds {
+    fn filter(&self, placement: &Placement, entry: &Entry) -> Result<FilteredEntry, String> {
+        Ok(match placement.first / 3 % 3 {
+            0 => FilteredEntry::Removed,
+            1 => {
+                let Entry { head, payload, .. } = shrunk(entry);
+                FilteredEntry::Replaced { head, payload }
+            }
+            _ => FilteredEntry::Unchanged,
+        })
+    }
+}
+
+/// Returns a rewritten entry; rewriting it again changes nothing.
+fn shrunk(entry: &Entry) -> Entry {
+    let bytes = entry.payload.bytes.slice(..entry.payload.bytes.len().min(50));
+    let crc = crc32fast::hash(&bytes);
+    let head = Bytes::from_static(b"rewritten");
+    Entry { head, payload: Payload { bytes, crc, crc_seed: 0 }, ..entry.clone() }
+}
+
+struct Refuses;
+
+impl EntryFilter for Refuses {
+    fn filter(&self, placement: &Placement, _: &Entry) -> Result<FilteredEntry, String> {
+        match placement.first {
+            30.. => Err(format!("cannot read the entry at {}", placement.first)),
+            _ => Ok(FilteredEntry::Removed),
+        }
+    }
+}
+
+const MARK: CleanMark = CleanMark { upto: 90, also: 7 };
+
+fn clean(
+    wal: &Wal,
+    filter: Arc<dyn EntryFilter>,
+    below: &[(u64, u64)],
+) -> Receiver<Result<(), Error>> {
+    let (sender, done) = channel();
+    wal.clean(CleanRequest {
+        filter,
+        below: below.iter().copied().collect(),
+        dirty: below
+            .iter()
+            .map(|(stream, _)| (*stream, std::iter::once(0..u64::MAX).collect()))
+            .collect(),
+        marks: below.iter().map(|(stream, _)| (*stream, MARK)).collect(),
+        done: Box::new(move |result| sender.send(result).unwrap()),
+    });
+    done
+}
+
+/// A log of four streams with fifty entries each.
+fn filled() -> CompactedLog {
+    let mut log = CompactedLog::new(options());
+    for round in 0..200 {
+        log.append(round % 4, 1500);
+    }
+    log.checkpoint_and_purge();
+    log.finish_work();
+    log
+}
+
+/// Streams to clean, and the positions below which they are.
+const BELOW: [(u64, u64); 2] = [(1, 90), (2, 60)];
+
+/// Applies [`Thirds`] to the expected content.
+fn expect_thirds(log: &mut CompactedLog) {
+    let below: BTreeMap<u64, u64> = BELOW.into();
+    log.kept.retain(|(stream, first), (entry, _)| {
+        if below.get(stream).is_none_or(|end| first >= end) {
+            return true;
+        }
+        if first / 3 % 3 == 1 {
+            *entry = shrunk(entry);
+        }
+        first / 3 % 3 > 0
+    });
+}
+
+#[test]
+fn cleaned_streams_have_gaps_and_others_do_not_change() {
+    let mut log = filled();
+    let before = log.stats().live_bytes;
+    assert_eq!(log.wal().cleaned_upto(), 0);
+    let done = clean(&log.wal(), Arc::new(Thirds), &BELOW);
+    log.finish_work();
+    done.try_recv().unwrap().unwrap();
+    expect_thirds(&mut log);
+    log.check();
+    assert!(log.stats().live_bytes < before - 40_000, "{:?}", log.stats());
+    for reopened in [false, true] {
+        if reopened {
+            log.reopen();
+            log.check();
+        }
+        assert_eq!(log.wal().clean_marks(), [(1, MARK), (2, MARK)].into());
+        assert_eq!(log.wal().cleaned_upto(), log.index);
+        let read = |from: u64| {
+            let read = log.wal().read_stream(1, from, 150, 1, ReadMode::Blocking);
+            read.unwrap().unwrap()[0].placement.first
+        };
+        // Positions 9..12 went away, and so did 90..93 not.
+        assert_eq!([read(8), read(9), read(11), read(12), read(90)], [6, 12, 12, 12, 90]);
+        // As after a trim.
+        let front = log.wal().read_stream(1, 0, 9, 1, ReadMode::Blocking);
+        assert!(matches!(front, Err(Error::Trimmed { asked: 0, first: 3 })), "{front:?}");
+        let rows = log.wal().stream_rows(1);
+        assert!(rows.len() < 12, "a gap does not split a share: {} rows", rows.len());
+    }
+    // Other reasons to compact move what is left.
+    log.drop_stream(0);
+    log.drop_stream(3);
+    log.finish_work();
+    log.check();
+    log.reopen();
+    log.check();
+    log.retain(1, 10);
+    log.finish_work();
+    log.check();
+    log.drop_stream(1);
+    assert_eq!(log.wal().clean_marks(), [(2, MARK)].into());
+}
+
+/// Returns whether an entry has the bytes that it may have: its own or rewritten ones.
+fn is_one_of(found: &Entry, original: &Entry) -> bool {
+    let same =
+        |other: &Entry| found.head == other.head && found.payload.bytes == other.payload.bytes;
+    same(original) || same(&shrunk(original))
+}
+
+/// Expects every entry that stays, with old or new bytes, and removed ones only with old bytes.
+fn expect_old_or_new(log: &CompactedLog, original: &BTreeMap<(u64, u64), (Entry, Placement)>) {
+    for ((stream, first), (entry, placement)) in original {
+        let read = log.wal().read_stream(*stream, *first, first + 1, 1, ReadMode::Blocking);
+        let found = match read {
+            Err(Error::Trimmed { .. }) => Vec::new(),
+            read => read.unwrap().unwrap(),
+        };
+        let is_cleaned = BELOW.iter().any(|(cleaned, end)| cleaned == stream && first < end);
+        match found.first() {
+            Some(found) if found.placement == *placement => {
+                let Placement { stream, .. } = *placement;
+                let (id, head, payload) = (found.id, found.head.clone(), found.payload.clone());
+                let found = Entry { id, stream, head, payload };
+                assert_eq!(found.id, entry.id);
+                assert!(is_one_of(&found, entry) && (is_cleaned || found.head == entry.head));
+            }
+            _ => assert!(is_cleaned && first / 3 % 3 == 0, "stream {stream} lost {first}"),
+        }
+    }
+}
+
+#[test]
+fn reads_see_old_or_new_entries_at_every_step() {
+    let mut log = filled();
+    let original = log.kept.clone();
+    let done = clean(&log.wal(), Arc::new(Thirds), &BELOW);
+    let mut steps = 0;
+    while done.try_recv().is_err() {
+        match log.manual().step_keeper() {
+            NextStep::After(time) => log.manual().now += time,
+            NextStep::Now => {}
+            other => panic!("{other:?} after {steps} steps"),
+        }
+        expect_old_or_new(&log, &original);
+        steps += 1;
+    }
+    assert!(steps > 10, "{steps}");
+    expect_thirds(&mut log);
+    log.check();
+}
+
+#[test]
+fn a_crash_at_any_step_loses_no_entry_that_stays() {
+    for steps in 0.. {
+        let mut log = filled();
+        let original = log.kept.clone();
+        let done = clean(&log.wal(), Arc::new(Thirds), &BELOW);
+        for _ in 0..steps {
+            if let NextStep::After(time) = log.manual().step_keeper() {
+                log.manual().now += time;
+            }
+        }
+        let is_done = done.try_recv().is_ok();
+        log.reopen();
+        expect_old_or_new(&log, &original);
+        let marks = log.wal().clean_marks();
+        if !is_done {
+            // Either it is as before, or everything was rewritten before the marks.
+            assert!(marks.is_empty() || steps > 10, "after {steps} steps");
+        }
+        // The next attempt completes it.
+        let done = clean(&log.wal(), Arc::new(Thirds), &BELOW);
+        log.finish_work();
+        done.try_recv().unwrap().unwrap();
+        expect_thirds(&mut log);
+        log.check();
+        if is_done {
+            assert!(steps > 10);
+            break;
+        }
+        assert!(steps < 500, "it never ends");
+    }
+}
+
+#[test]
+fn refused_requests_change_nothing_and_can_be_repeated() {
+    let mut log = filled();
+    let done = clean(&log.wal(), Arc::new(Refuses), &[(1, 90)]);
+    let second = clean(&log.wal(), Arc::new(Thirds), &[(2, 60)]);
+    let text = |result: Result<(), Error>| result.unwrap_err().to_string();
+    assert!(text(second.try_recv().unwrap()).contains("another cleaning is running"));
+    log.finish_work();
+    assert!(text(done.try_recv().unwrap()).contains("cannot read the entry at"));
+    assert_eq!(log.wal().clean_marks(), BTreeMap::new());
+    // The segments before the refused entry may have been rewritten; nothing else has changed.
+    log.kept.retain(|(stream, first), _| *stream != 1 || *first >= 30);
+    let found: Vec<u64> = log.kept.keys().map(|(_, first)| *first).collect();
+    assert!(!found.is_empty());
+    let done = clean(&log.wal(), Arc::new(Thirds), &[(2, 60)]);
+    log.finish_work();
+    done.try_recv().unwrap().unwrap();
+
+    // An entry that has not left the Raft log cannot be rewritten.
+    let end = 150;
+    assert_eq!(log.wal().cleanable_upto(3), end);
+    for _ in 0..40 {
+        log.append(3, 1500);
+    }
+    log.finish_work();
+    assert_eq!(log.wal().cleanable_upto(3), end);
+    let done = clean(&log.wal(), Arc::new(Thirds), &[(3, end + 60)]);
+    log.finish_work();
+    assert!(text(done.try_recv().unwrap()).contains("cannot be rewritten now"));
+    log.checkpoint_and_purge();
+    log.finish_work();
+    assert!(log.wal().cleanable_upto(3) > end);
+
+    let memory = Wal::open_memory(Options::default());
+    let done = clean(&memory, Arc::new(Thirds), &[(1, 9)]);
+    assert!(text(done.try_recv().unwrap()).contains("in-memory"));
+}
+
+#[test]
+fn segments_without_dirty_positions_are_left_alone() {
+    let mut log = filled();
+    let segments = |log: &CompactedLog, stream: u64| -> Vec<u64> {
+        log.wal().stream_rows(stream).iter().map(|row| row.segment).collect()
+    };
+    let before = segments(&log, 1);
+    let rows = log.wal().stream_rows(1);
+    let dirty = rows[2].first + 1..rows[2].next;
+    let (sender, done) = channel();
+    let request = |dirty: Vec<std::ops::Range<u64>>, sender: std::sync::mpsc::Sender<_>| {
+        log.wal().clean(CleanRequest {
+            filter: Arc::new(Thirds),
+            below: [(1, 150)].into(),
+            dirty: [(1, dirty)].into(),
+            marks: [(1, MARK)].into(),
+            done: Box::new(move |result| sender.send(result).unwrap()),
+        });
+    };
+    request(vec![dirty], sender.clone());
+    log.finish_work();
+    done.try_recv().unwrap().unwrap();
+    let after = segments(&log, 1);
+    let kept = |at: &usize| after.contains(&before[*at]);
+    assert!((0..before.len()).filter(|at| *at != 2).all(|at| kept(&at)), "{before:?} {after:?}");
+    assert!(!kept(&2), "{before:?} {after:?}");
+    assert_eq!(log.wal().clean_mark(1), MARK);
+
+    // Nothing is dirty: only the mark is written.
+    let rewritten = log.stats().rewritten_bytes;
+    log.wal().clean(CleanRequest {
+        filter: Arc::new(Refuses),
+        below: [(2, 150)].into(),
+        dirty: BTreeMap::new(),
+        marks: [(2, MARK)].into(),
+        done: Box::new(move |result| sender.send(result).unwrap()),
+    });
+    log.finish_work();
+    done.try_recv().unwrap().unwrap();
+    assert_eq!(log.stats().rewritten_bytes, rewritten);
+    log.reopen();
+    assert_eq!(log.wal().clean_mark(2), MARK);
+}
+
+#[test]
+fn an_idle_log_seals_its_active_segment_on_request() {
+    let mut log = filled();
+    let mut next = 150;
+    while log.wal().cleanable_upto(3) == next {
+        log.append(3, 1500);
+        next += 3;
+        log.checkpoint_and_purge();
+        log.finish_work();
+    }
+    let end = log.wal().cleanable_upto(3);
+    assert!(!log.wal().roll_early(3, end), "nothing of it is needed");
+    assert!(!log.wal().roll_early(9, u64::MAX), "an unknown stream");
+    assert!(log.wal().roll_early(3, end + 1));
+    log.finish_work();
+    assert_eq!(log.wal().cleanable_upto(3), next);
+    assert!(!log.wal().roll_early(3, next), "once");
+    log.check();
+    log.reopen();
+    log.check();
+    log.append(3, 1500);
+    log.finish_work();
+    log.check();
+}
+
+/// The newest entries of an idle log stay in memory, and their segments with them.
+#[test]
+fn cached_entries_are_dropped_on_request_and_cleaned() {
+    let mut log = CompactedLog::new(Options { tail_bytes: 1 << 20, ..options() });
+    for round in 0..200 {
+        log.append(round % 4, 1500);
+    }
+    log.wal().uncache(1, 150);
+    log.checkpoint_and_purge();
+    log.wal().roll_early(1, 150);
+    log.finish_work();
+    assert_eq!(log.wal().cleanable_upto(1), 0, "all entries are in memory");
+    log.wal().uncache(9, 150);
+    log.wal().uncache(1, 0);
+    assert_eq!(log.wal().cleanable_upto(1), 0, "nothing below the position");
+    log.wal().uncache(1, 1);
+    let some = log.wal().cleanable_upto(1);
+    assert!((3..150).contains(&some), "only the first segment: {some}");
+    log.wal().uncache(1, 150);
+    assert_eq!(log.wal().cleanable_upto(1), 150);
+    log.check();
+    let done = clean(&log.wal(), Arc::new(Thirds), &BELOW);
+    log.finish_work();
+    done.try_recv().unwrap().unwrap();
+    expect_thirds(&mut log);
+    log.check();
+    log.append(1, 1500);
+    log.checkpoint_and_purge();
+    log.check();
+    log.reopen();
+    log.check();
+}
+
+#[test]
+fn a_cleaning_that_begins_during_a_compaction_misses_nothing() {
+    let mut met = 0;
+    for steps in 0..80 {
+        let mut log = filled();
+        let before = log.stats();
+        // Half of each segment is dead, so that all are rewritten.
+        log.drop_stream(0);
+        log.drop_stream(3);
+        for _ in 0..steps {
+            if let NextStep::After(time) = log.manual().step_keeper() {
+                log.manual().now += time;
+            }
+        }
+        let stats = log.stats();
+        met += usize::from(
+            stats.rewritten_bytes > before.rewritten_bytes && stats.segments >= before.segments,
+        );
+        let done = clean(&log.wal(), Arc::new(Thirds), &BELOW);
+        log.finish_work();
+        done.try_recv().unwrap().unwrap();
+        expect_thirds(&mut log);
+        log.check();
+        assert_eq!(log.wal().clean_marks(), [(1, MARK), (2, MARK)].into());
+    }
+    assert!(met > 0, "no cleaning began while segments were rewritten");
+}

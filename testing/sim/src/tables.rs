@@ -1,0 +1,371 @@
+//! A topic that is compacted by key: producers of updates and deletions, readers of all replicas,
+//! and a model of the latest records.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use helix_client::{Client, NewTopic, Producer, ProducerOptions};
+use helix_proto::batch;
+use helix_proto::log::v1::consume_service_client::ConsumeServiceClient;
+use helix_proto::log::v1::start_position::Position;
+use helix_proto::log::v1::{
+    CleanupPolicy, FetchRequest, Header, PartitionRecords, PartitionStart, ReadSource, Record,
+    StartPosition, TopicConfig,
+};
+use rand::RngExt;
+use rand::rngs::StdRng;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep, timeout};
+use tonic::transport::{Channel, Endpoint};
+
+use crate::coverage::CoverageMark;
+use crate::net::{CLIENT_PORT, channel};
+use crate::plan::SimulationPlan;
+use crate::workload::{ClientContext, RETRY_PAUSE, TOPIC_IS_THERE};
+
+const NAME: &str = "table";
+const PARTITIONS: u32 = 2;
+const KEYS: u8 = 24;
+
+/// Retention of tombstones. A read that takes more than half of it proves nothing.
+const TOMBSTONE_RETENTION: Duration = Duration::from_secs(3);
+
+/// Mean pause between two batches, and between two reads.
+const WRITE_PAUSE: Duration = Duration::from_millis(20);
+const READ_PAUSE: Duration = Duration::from_millis(400);
+
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// Time limit for each replica to serve everything, after all faults. It may have to compact first.
+const SERVED_MAX: Duration = Duration::from_secs(70);
+
+/// A record of the model. Each has a number of its own, in the order of sending.
+#[derive(Debug, Clone, Copy)]
+struct SentRecord {
+    key: u8,
+    is_tombstone: bool,
+    /// Known once it is acknowledged.
+    offset: Option<u64>,
+}
+
+/// Records sent to one partition, by number.
+type SentRecords = BTreeMap<u64, SentRecord>;
+
+/// Records that all producers have sent, by partition.
+#[derive(Debug, Clone, Default)]
+struct TableModel(Arc<Mutex<BTreeMap<u32, SentRecords>>>);
+
+/// The latest acknowledged records of a partition when a read began: number and offset by key.
+type LatestRecords = BTreeMap<u8, (u64, u64)>;
+
+impl TableModel {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<u32, SentRecords>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn on_sent(&self, partition: u32, number: u64, key: u8, is_tombstone: bool) {
+        let sent = SentRecord { key, is_tombstone, offset: None };
+        self.lock().entry(partition).or_default().insert(number, sent);
+    }
+
+    fn on_acked(&self, partition: u32, number: u64, offset: u64) {
+        if let Some(sent) = self.lock().entry(partition).or_default().get_mut(&number) {
+            sent.offset = Some(offset);
+        }
+    }
+
+    fn latest(&self, partition: u32) -> LatestRecords {
+        let mut latest = LatestRecords::new();
+        for (number, sent) in self.lock().entry(partition).or_default().iter() {
+            let Some(offset) = sent.offset else { continue };
+            let last = latest.entry(sent.key).or_insert((*number, offset));
+            if offset >= last.1 {
+                *last = (*number, offset);
+            }
+        }
+        latest
+    }
+
+    /// Checks a record that a reader has seen, and returns its key.
+    fn check_record(&self, partition: u32, offset: u64, record: &Record) -> Result<u8, String> {
+        let number = record.headers.first().and_then(|header| header.value.first_chunk());
+        let number = number.map(|bytes| u64::from_le_bytes(*bytes));
+        let model = self.lock();
+        let sent = number.and_then(|number| model.get(&partition)?.get(&number));
+        let Some(sent) = sent else {
+            return Err(format!("offset {offset} has a record that was never sent: {record:?}"));
+        };
+        let is_same = record.key.as_deref() == Some(&key_bytes(sent.key)[..])
+            && record.value.is_none() == sent.is_tombstone
+            && sent.offset.is_none_or(|acked| acked == offset);
+        match is_same {
+            true => Ok(sent.key),
+            false => Err(format!("offset {offset} has {record:?}, but {sent:?} was sent")),
+        }
+    }
+
+    /// Returns whether a tombstone of a key was sent that may follow a record.
+    fn may_be_deleted(&self, partition: u32, key: u8, since: (u64, u64)) -> bool {
+        let model = self.lock();
+        let (number, offset) = since;
+        let follows = |(at, sent): (&u64, &SentRecord)| {
+            let is_later = sent.offset.is_none_or(|acked| acked >= offset);
+            sent.key == key && sent.is_tombstone && (*at == number || is_later)
+        };
+        model.get(&partition).is_some_and(|sent| sent.iter().any(follows))
+    }
+
+    /// Checks what a whole read of a partition has found: the greatest offset of each key.
+    fn check_read(
+        &self,
+        partition: u32,
+        before: &LatestRecords,
+        found: &BTreeMap<u8, u64>,
+    ) -> Result<Vec<u8>, String> {
+        let mut forgotten = Vec::new();
+        for (key, (number, offset)) in before {
+            match found.get(key) {
+                Some(seen) if seen >= offset => {}
+                Some(seen) => {
+                    return Err(format!(
+                        "key {key} has offset {offset}, but a reader ended with its record {seen}"
+                    ));
+                }
+                None if self.may_be_deleted(partition, *key, (*number, *offset)) => {
+                    forgotten.push(*key);
+                }
+                None => return Err(format!("the latest record of key {key}, {offset}, is lost")),
+            }
+        }
+        Ok(forgotten)
+    }
+}
+
+fn key_bytes(key: u8) -> Vec<u8> {
+    vec![b'a' + key % 26; 1 + usize::from(key)]
+}
+
+/// Runs all clients of the table.
+pub async fn run(context: ClientContext) -> turmoil::Result {
+    context.wait_for_phase(TOPIC_IS_THERE).await;
+    let model = TableModel::default();
+    let client = context.client()?;
+    let config = TopicConfig {
+        cleanup: CleanupPolicy::Compact.into(),
+        tombstone_retention_time: Some(prost_types::Duration {
+            seconds: TOMBSTONE_RETENTION.as_secs().cast_signed(),
+            nanos: 0,
+        }),
+        ..TopicConfig::default()
+    };
+    let topic = NewTopic { config, ..NewTopic::new(NAME, PARTITIONS) };
+    // Refused until the cluster uses the protocol version that knows the setting.
+    while client.admin().create_topic(&topic).await.is_err() {
+        if context.is_stopped() {
+            context.on_end();
+            return Ok(());
+        }
+        sleep(RETRY_PAUSE).await;
+    }
+    let mut tasks: JoinSet<Result<(), String>> = JoinSet::new();
+    for _ in 0..2 {
+        tasks.spawn(TableWriter::new(&context, &model)?.run());
+    }
+    for _ in 0..2 {
+        tasks.spawn(TableReader::new(&context, &model)?.run());
+    }
+    while let Some(task) = tasks.join_next().await {
+        task??;
+    }
+    TableReader::new(&context, &model)?.read_every_replica().await?;
+    context.on_end();
+    Ok(())
+}
+
+struct TableWriter {
+    context: ClientContext,
+    model: TableModel,
+    client: Client,
+    id: u32,
+    next: u64,
+    rng: StdRng,
+}
+
+impl TableWriter {
+    fn new(context: &ClientContext, model: &TableModel) -> turmoil::Result<Self> {
+        let id = context.id();
+        let (client, rng) = (context.client()?, context.rng(id));
+        Ok(Self { context: context.clone(), model: model.clone(), client, id, next: 0, rng })
+    }
+
+    async fn run(mut self) -> Result<(), String> {
+        let producer = self.client.producer(ProducerOptions::default());
+        while self.context.pause(WRITE_PAUSE, &mut self.rng).await {
+            self.append(&producer).await;
+        }
+        Ok(())
+    }
+
+    async fn append(&mut self, producer: &Producer) {
+        let partition = self.rng.random_range(0..PARTITIONS);
+        let mut numbers = Vec::new();
+        let mut records = Vec::new();
+        for _ in 0..self.rng.random_range(1..=6) {
+            let number = u64::from(self.id) << 32 | self.next;
+            self.next += 1;
+            let key = self.rng.random_range(0..KEYS);
+            let is_tombstone = self.rng.random_bool(0.3);
+            self.model.on_sent(partition, number, key, is_tombstone);
+            numbers.push(number);
+            let length = self.rng.random_range(1..2_000);
+            records.push(Record {
+                key: Some(key_bytes(key).into()),
+                value: (!is_tombstone).then(|| Bytes::from(vec![b'v'; length])),
+                headers: vec![Header {
+                    name: "number".to_owned(),
+                    value: number.to_le_bytes().to_vec().into(),
+                }],
+                ..Record::default()
+            });
+        }
+        match producer.append(NAME, partition, &records[..]).await {
+            Ok(ack) => {
+                let first = ack.first_offset.unwrap_or_default();
+                for (offset, number) in (first..).zip(numbers) {
+                    self.model.on_acked(partition, number, offset);
+                }
+            }
+            Err(error) => self.context.recorder.note(&format!("an update failed: {error}")),
+        }
+    }
+}
+
+struct TableReader {
+    context: ClientContext,
+    model: TableModel,
+    nodes: BTreeMap<u64, ConsumeServiceClient<Channel>>,
+    rng: StdRng,
+}
+
+impl TableReader {
+    fn new(context: &ClientContext, model: &TableModel) -> turmoil::Result<Self> {
+        let rng = context.rng(context.id());
+        let mut nodes = BTreeMap::new();
+        for node in 1..=context.plan.machines() {
+            let host = SimulationPlan::host(node);
+            let endpoint = Endpoint::from_shared(format!("http://{host}:{CLIENT_PORT}"))?;
+            let client = ConsumeServiceClient::new(channel(&endpoint));
+            nodes.insert(node, client.max_decoding_message_size(16 << 20));
+        }
+        Ok(Self { context: context.clone(), model: model.clone(), nodes, rng })
+    }
+
+    /// Reads whole partitions, each response from a random replica.
+    async fn run(mut self) -> Result<(), String> {
+        while self.context.pause(READ_PAUSE, &mut self.rng).await {
+            let partition = self.rng.random_range(0..PARTITIONS);
+            self.read(partition, None).await?;
+        }
+        Ok(())
+    }
+
+    /// Reads everything from each replica, which all serve everything in the end.
+    async fn read_every_replica(mut self) -> Result<(), String> {
+        let start = Instant::now();
+        for node in self.context.members.all() {
+            for partition in 0..PARTITIONS {
+                while !self.read(partition, Some(node)).await? {
+                    if start.elapsed() > SERVED_MAX {
+                        return Err(format!("node {node} does not serve table {partition}"));
+                    }
+                    sleep(RETRY_PAUSE).await;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads a partition from its start up to everything that was acknowledged before. Returns
+    /// false if it could not.
+    async fn read(&mut self, partition: u32, node: Option<u64>) -> Result<bool, String> {
+        let start = Instant::now();
+        let before = self.model.latest(partition);
+        let end = before.values().map(|(_, offset)| offset + 1).max().unwrap_or(0);
+        let (mut offset, mut records, mut found) = (0, 0, BTreeMap::new());
+        while offset < end {
+            let machines = self.context.plan.machines();
+            let node = node.unwrap_or_else(|| self.rng.random_range(1..=machines));
+            let Some(read) = self.fetch(node, partition, offset).await else {
+                return Ok(false);
+            };
+            let (seen, next_offset) = decode(read)?;
+            if next_offset <= offset {
+                // The replica is behind.
+                return Ok(false);
+            }
+            for (at, record) in seen.into_iter().filter(|(at, _)| *at >= offset) {
+                let key = self.model.check_record(partition, at, &record)?;
+                if at >= next_offset || found.insert(key, at).is_some_and(|last| last >= at) {
+                    return Err(format!("offset {at} does not follow in a read at {offset}"));
+                }
+                records += 1;
+            }
+            offset = next_offset;
+        }
+        if start.elapsed() >= TOMBSTONE_RETENTION / 2 {
+            return Ok(false);
+        }
+        let forgotten = self.model.check_read(partition, &before, &found);
+        let forgotten = forgotten.map_err(|what| format!("table {partition}: {what}"))?;
+        if records < offset {
+            self.context.marks.hit(CoverageMark::TableCompacted);
+        }
+        if !forgotten.is_empty() {
+            self.context.marks.hit(CoverageMark::TombstoneForgotten);
+        }
+        Ok(true)
+    }
+
+    async fn fetch(&mut self, node: u64, partition: u32, offset: u64) -> Option<PartitionRecords> {
+        let position = Some(Position::Offset(offset));
+        let start = PartitionStart {
+            topic: NAME.to_owned(),
+            partition,
+            start: Some(StartPosition { position, ..StartPosition::default() }),
+            ..PartitionStart::default()
+        };
+        let request = FetchRequest {
+            partitions: vec![start],
+            source: ReadSource::AnyReplica.into(),
+            accept_encoded: self.rng.random_bool(0.5),
+            ..FetchRequest::default()
+        };
+        let client = self.nodes.get_mut(&node)?;
+        let response = timeout(RESPONSE_TIMEOUT, client.fetch(request)).await.ok()?.ok()?;
+        response.into_inner().partitions.pop()
+    }
+}
+
+/// Returns the records of a response with their offsets, and where the next one begins.
+fn decode(read: PartitionRecords) -> Result<(Vec<(u64, Record)>, u64), String> {
+    let mut records: Vec<(u64, Record)> = Vec::new();
+    for stored in read.records {
+        records.push((stored.offset, stored.record.unwrap_or_default()));
+    }
+    for stored in read.batches {
+        let encoded = stored.batch.unwrap_or_default();
+        let decoded = batch::decode(&encoded).map_err(|error| error.to_string())?.records;
+        let deltas: Vec<u64> = match stored.offset_deltas.as_slice() {
+            [] => (0..decoded.len() as u64).collect(),
+            deltas => deltas.iter().map(|delta| u64::from(*delta)).collect(),
+        };
+        if deltas.len() != decoded.len() {
+            return Err(format!("{} offsets of {} records", deltas.len(), decoded.len()));
+        }
+        let offsets = deltas.into_iter().map(|delta| stored.first_offset + delta);
+        records.extend(offsets.zip(decoded));
+    }
+    Ok((records, read.next_offset))
+}
