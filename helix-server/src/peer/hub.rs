@@ -234,13 +234,6 @@ impl Hub {
         self.served(shard_id)?.fetcher?.status()
     }
 
-    /// Returns the last entry that a replica must have applied to have the latest record of each
-    /// key: the sources of its fetched records may have removed earlier ones. 0 if none.
-    pub fn compacted_upto(&self, shard_id: u64) -> u64 {
-        let fetcher = self.served(shard_id).and_then(|served| served.fetcher);
-        fetcher.map_or(0, |fetcher| fetcher.compacted_upto())
-    }
-
     /// Discards fetched records of a replica that no longer needs them.
     pub async fn discard_stale_fetch(&self, shard_id: u64) {
         let Some(served) = self.served(shard_id) else { return };

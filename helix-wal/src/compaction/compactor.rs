@@ -513,8 +513,12 @@ impl Compactor {
         let shared = &self.shared;
         let mut file = shared.state_file.lock().ignore_poison();
         let named = {
-            let core = shared.lock();
+            let mut core = shared.lock();
             core.check_open()?;
+            if let (Some(_), Some(purged)) = (&job.cleaning, core.log.purged) {
+                // What took the place of the removed entries has left the Raft log.
+                core.cleaned_upto = core.cleaned_upto.max(purged.index);
+            }
             let mut named = core.state(shared.identity.clone(), file.checkpoint.clone());
             let old = |id: u64| job.inputs.iter().any(|input| input.id == id);
             named.segments.retain(|(id, _)| !old(*id));

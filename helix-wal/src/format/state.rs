@@ -14,13 +14,14 @@
 //!  from version 2 on: cold segments (u32 count, then id u64, first index u64, last: term u64,
 //!  index u64 each),
 //!  from version 3 on: staged segments (after u64, u32 count, then as cold segments),
-//!  from version 4 on: clean streams (u32 count, then stream, upto, also u64 each, by stream)
+//!  from version 4 on: clean streams (u32 count, then stream, upto, also u64 each, by stream),
+//!  cleaned upto u64
 //! ```
 //!
 //! A state without cold segments declares that a version 1 reader suffices; it stops before them.
 //! Staged segments never raise that version: an older reader treats their files as leftovers.
-//! A state without clean streams is written as version 3. Any other needs a reader of version 4,
-//! since an older one would forget what is clean.
+//! A state without clean streams and cleaned entries is written as version 3. Any other needs a
+//! reader of version 4, since an older one would forget what is clean and what may be missing.
 #![deny(clippy::indexing_slicing, clippy::cast_possible_truncation)]
 
 use std::collections::{BTreeMap, HashSet};
@@ -43,7 +44,7 @@ const COLD_BYTES: usize = 32;
 const COLD_READER_VERSION: u16 = 2;
 /// First version that lists staged segments.
 const RECEIVED_VERSION: u16 = 3;
-/// First version that lists clean streams, and oldest reader version for a state that has some.
+/// First version with the progress of cleaning, and oldest reader version for a state that has it.
 const CLEAN_VERSION: u16 = 4;
 const CLEAN_BYTES: usize = 24;
 
@@ -67,6 +68,8 @@ pub(crate) struct PersistedState {
     pub staged: StagedSegments,
     /// Marks of clean streams, by stream.
     pub clean_marks: BTreeMap<u64, CleanMark>,
+    /// Last entry for which cleaning, here or in another log, may have removed earlier ones.
+    pub cleaned_upto: u64,
 }
 
 /// Segments received for a snapshot that is not installed yet. Not part of the log.
@@ -104,6 +107,11 @@ impl PersistedState {
         self.all_cold().any(|(_, cold)| cold.id == id)
     }
 
+    /// Returns whether cleaning has left something to know.
+    fn is_cleaned(&self) -> bool {
+        !self.clean_marks.is_empty() || self.cleaned_upto > 0
+    }
+
     pub(crate) fn encode(&self) -> Vec<u8> {
         let blob = self.checkpoint.as_ref().map_or(0, |(_, bytes)| bytes.len());
         let mut out = Vec::with_capacity(
@@ -111,10 +119,10 @@ impl PersistedState {
         );
         out.extend_from_slice(&MAGIC);
         out.extend_from_slice(&[0; 4]);
-        let (version, reader) = match (self.clean_marks.is_empty(), self.cold.is_empty()) {
-            (false, _) => (CLEAN_VERSION, CLEAN_VERSION),
-            (true, false) => (RECEIVED_VERSION, COLD_READER_VERSION),
-            (true, true) => (RECEIVED_VERSION, MIN_READER_VERSION),
+        let (version, reader) = match (self.is_cleaned(), self.cold.is_empty()) {
+            (true, _) => (CLEAN_VERSION, CLEAN_VERSION),
+            (false, false) => (RECEIVED_VERSION, COLD_READER_VERSION),
+            (false, true) => (RECEIVED_VERSION, MIN_READER_VERSION),
         };
         out.extend_from_slice(&version.to_le_bytes());
         out.extend_from_slice(&reader.to_le_bytes());
@@ -154,7 +162,7 @@ impl PersistedState {
         put_cold(&mut out, &self.cold);
         put_u64(&mut out, self.staged.after);
         put_cold(&mut out, &self.staged.segments);
-        if !self.clean_marks.is_empty() {
+        if self.is_cleaned() {
             let count = u32::try_from(self.clean_marks.len()).expect("streams fit in memory");
             out.extend_from_slice(&count.to_le_bytes());
             for (stream, CleanMark { upto, also }) in &self.clean_marks {
@@ -162,6 +170,7 @@ impl PersistedState {
                 put_u64(&mut out, *upto);
                 put_u64(&mut out, *also);
             }
+            put_u64(&mut out, self.cleaned_upto);
         }
         seal(&mut out);
         out
@@ -205,7 +214,10 @@ impl PersistedState {
         };
         let cold =
             |cold: &ColdSegmentInfo| cold.first <= cold.last.index && cold.last.index < NUMBERS_END;
+        let mark = |mark: &CleanMark| mark.upto < NUMBERS_END && mark.also < NUMBERS_END;
         self.next_id < NUMBERS_END
+            && self.cleaned_upto < NUMBERS_END
+            && self.clean_marks.values().all(mark)
             && ids.into_iter().all(|id| id.index < NUMBERS_END)
             && in_order
             && numbers.all(|id| id < self.next_id && known.insert(id))
@@ -304,8 +316,10 @@ impl<'a> ByteReader<'a> {
             ..RECEIVED_VERSION => StagedSegments::default(),
             _ => StagedSegments { after: self.u64()?, segments: self.cold()? },
         };
-        let clean_marks =
-            if version < CLEAN_VERSION { BTreeMap::new() } else { self.clean_marks()? };
+        let (clean_marks, cleaned_upto) = match version {
+            ..CLEAN_VERSION => (BTreeMap::new(), 0),
+            _ => (self.clean_marks()?, self.u64()?),
+        };
         Some(PersistedState {
             identity,
             next_id,
@@ -319,6 +333,7 @@ impl<'a> ByteReader<'a> {
             placements,
             staged,
             clean_marks,
+            cleaned_upto,
         })
     }
 
@@ -381,6 +396,7 @@ mod tests {
                 }],
             },
             clean_marks: BTreeMap::new(),
+            cleaned_upto: 0,
         }
     }
 
@@ -435,9 +451,9 @@ mod tests {
         assert_eq!(PersistedState::parse(&bytes), Ok(state));
     }
 
-    /// Logs without cleaned streams keep the bytes of version 3.
+    /// Logs that know nothing of cleaning keep the bytes of version 3.
     #[test]
-    fn only_clean_streams_need_a_reader_of_version_4() {
+    fn only_cleaning_needs_a_reader_of_version_4() {
         let without = sample();
         let bytes = without.encode();
         assert_eq!((u16_at(&bytes, 12), u16_at(&bytes, 14)), (3, 2));
@@ -445,11 +461,17 @@ mod tests {
         let with = PersistedState { clean_marks: marks.into(), ..without };
         let longer = with.encode();
         assert_eq!((u16_at(&longer, 12), u16_at(&longer, 14)), (4, 4));
-        assert_eq!(longer.len(), bytes.len() + 4 + 2 * 24);
-        assert_eq!(PersistedState::parse(&longer), Ok(with));
+        assert_eq!(longer.len(), bytes.len() + 4 + 2 * 24 + 8);
+        assert_eq!(PersistedState::parse(&longer).as_ref(), Ok(&with));
         for at in 0..longer.len() {
             assert_eq!(PersistedState::parse(&longer[..at]), Err(StateError::Damaged));
         }
+        // Entries of another log may be cleaned before this log has cleaned any.
+        let with = PersistedState { clean_marks: BTreeMap::new(), cleaned_upto: 70, ..with };
+        let shorter = with.encode();
+        assert_eq!((u16_at(&shorter, 12), u16_at(&shorter, 14)), (4, 4));
+        assert_eq!(shorter.len(), bytes.len() + 4 + 8);
+        assert_eq!(PersistedState::parse(&shorter), Ok(with));
     }
 
     /// Even if the checksum matches: numbers out of range, and duplicate ids.
@@ -473,6 +495,10 @@ mod tests {
         refused(|state| state.staged.segments[0].first = 51);
         refused(|state| state.cold[0].last.index = NUMBERS_END);
         refused(|state| state.placements[0].0 = NUMBERS_END);
+        refused(|state| state.cleaned_upto = NUMBERS_END);
+        refused(|state| {
+            state.clean_marks = [(7, CleanMark { upto: NUMBERS_END, also: 0 })].into();
+        });
         refused(|state| {
             let first = NUMBERS_END - 3;
             state.placements[1].1 = Some(Placement { stream: 1, first, count: 3, time: 4 });

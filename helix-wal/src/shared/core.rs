@@ -81,6 +81,9 @@ pub(crate) struct Core {
     pub staged_found: Option<ColdSegments>,
     /// Marks of clean streams, as in the state file.
     pub clean_marks: BTreeMap<u64, CleanMark>,
+    /// Last entry for which cleaning, here or in the log that entries came from, may have removed
+    /// earlier ones. Only grows.
+    pub cleaned_upto: u64,
     /// The request to clean streams that the keeper works on, or will.
     pub cleaning: Option<Cleaning>,
     /// The writer shall begin a new segment once it is idle.
@@ -118,6 +121,7 @@ impl Core {
             staged: StagedSegments::default(),
             staged_found: None,
             clean_marks: BTreeMap::new(),
+            cleaned_upto: 0,
             cleaning: None,
             rolls_early: false,
         }
@@ -173,6 +177,7 @@ impl Core {
             placements: upto.map_or(Vec::new(), |upto| self.log.unsealed_placements(upto)),
             staged: self.staged.clone(),
             clean_marks: self.clean_marks.clone(),
+            cleaned_upto: self.cleaned_upto,
             checkpoint,
         }
     }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use super::Wal;
 use crate::error::Error;
+use crate::format::layout::NUMBERS_END;
 use crate::memory::stream::StreamShare;
 use crate::shared::cleaning::{CleanRequest, Cleaning};
 use crate::shared::signal::WalThread;
@@ -113,12 +114,27 @@ impl Wal {
         self.shared.lock().clean_marks.clone()
     }
 
-    /// Returns the last entry for which a cleaning may have removed earlier ones: all that it saw
-    /// had left the Raft log. 0 if nothing was cleaned.
+    /// Returns the last entry for which a cleaning may have removed earlier ones, in this log or in
+    /// the one that they came from. 0 if nothing was cleaned.
+    ///
+    /// A state machine that has applied it has everything that took their place. Those before an
+    /// own cleaning always are applied, since it rewrites only what has left the Raft log.
     pub fn cleaned_upto(&self) -> u64 {
-        let core = self.shared.lock();
-        let is_cleaned = !core.clean_marks.is_empty() || core.cleaning.is_some();
-        core.log.purged.filter(|_| is_cleaned).map_or(0, |purged| purged.index)
+        self.shared.lock().cleaned_upto
+    }
+
+    /// Raises [`Self::cleaned_upto`] to what another log states, before entries of that log are
+    /// staged or installed. Durable with them, and with any other change of the state file.
+    ///
+    /// # Errors
+    /// [`Error::Unusable`] if no log can have such an entry.
+    pub fn raise_cleaned_upto(&self, index: u64) -> Result<(), Error> {
+        if index >= NUMBERS_END {
+            return Err(Error::Unusable(format!("entry {index} is out of range")));
+        }
+        let mut core = self.shared.lock();
+        core.cleaned_upto = core.cleaned_upto.max(index);
+        Ok(())
     }
 
     /// Returns how far a stream is clean.

@@ -5,7 +5,6 @@
 //! records outlive connections, leaders and the process: committed entries do not change, so the
 //! next snapshot resumes the fetch.
 
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use helix_proto::raft::v1 as pb;
@@ -56,8 +55,6 @@ pub(in crate::peer) struct RecordFetcher {
     /// Held during disk writes, so never locked on an async thread.
     staged: Arc<Mutex<StagedRecords>>,
     status: Mutex<Option<FetchProgress>>,
-    /// Last entry whose records may have replaced some that the sources no longer had.
-    compacted_upto: AtomicU64,
     /// Read-locked by appends and heartbeats until openraft has them, write-locked while openraft
     /// takes a snapshot. Nothing else causes entries to be applied.
     handover_lock: Arc<RwLock<()>>,
@@ -84,7 +81,6 @@ impl RecordFetcher {
             current: Mutex::new(CancellationToken::new()),
             staged: Arc::new(Mutex::new(staged)),
             status: Mutex::new((bytes > 0).then_some(status)),
-            compacted_upto: AtomicU64::new(0),
             handover_lock: Arc::default(),
         })
     }
@@ -92,11 +88,6 @@ impl RecordFetcher {
     /// Returns the progress; `None` if there is nothing to fetch.
     pub(in crate::peer) fn status(&self) -> Option<FetchProgress> {
         lock(&self.status).clone()
-    }
-
-    /// Returns the last entry whose records may have replaced some that were not fetched.
-    pub(in crate::peer) fn compacted_upto(&self) -> u64 {
-        self.compacted_upto.load(Ordering::Acquire)
     }
 
     /// Returns a permit to hold until openraft has an append or a heartbeat.
@@ -242,7 +233,6 @@ impl RecordFetcher {
             };
             let chunk = RecordChunk::new(records, upto, at)?;
             upto = chunk.upto;
-            self.compacted_upto.fetch_max(chunk.compacted_upto, Ordering::AcqRel);
             self.update_status(|status| {
                 let bytes_left = chunk.bytes.saturating_add(chunk.bytes_left);
                 status.bytes_total = status.bytes_done.saturating_add(bytes_left);

@@ -16,7 +16,7 @@ pub(super) struct RecordChunk {
     /// Estimate by the source of the bytes after this chunk.
     pub(super) bytes_left: u64,
     /// Last entry whose records may have replaced some that are missing in it.
-    pub(super) compacted_upto: u64,
+    compacted_upto: u64,
 }
 
 impl RecordChunk {
@@ -107,6 +107,8 @@ impl StagedRecords {
     }
 
     fn try_write(&mut self, wal: &Wal, chunk: &RecordChunk) -> Result<(), Error> {
+        // Before the log retains or installs any of it, so that a restart does not forget it.
+        wal.raise_cleaned_upto(chunk.compacted_upto)?;
         for live in &chunk.entries {
             if live.id.index <= self.upto {
                 continue;
@@ -332,6 +334,74 @@ mod tests {
         let read =
             wal.read_stream(7, 0, u64::MAX, usize::MAX, ReadMode::Blocking).unwrap().unwrap();
         assert!(read.iter().zip(missing).all(|(a, b)| a.payload.bytes == b.payload.bytes));
+    }
+
+    /// Crashes, and opens the log again.
+    fn reopen(disk: &SimulatedDisk) -> (SimulatedDisk, Log) {
+        disk.crash(Crash::LoseAll);
+        let disk = disk.reopen();
+        let log = open(&disk).unwrap();
+        (disk, log)
+    }
+
+    /// Sources may have compacted records of which only later entries have the latest ones.
+    #[test]
+    fn restart_remembers_what_sources_had_compacted() {
+        const COMPACTED: u64 = AT + 9;
+        let (missing, disk) = (missing(), SimulatedDisk::new(1));
+        let stage = |wal: &Wal, until: u64, compacted_upto: u64| {
+            let mut staged = StagedRecords::recover(wal);
+            let (mut upto, _) = staged.prepare(wal, AFTER, AT);
+            while upto < until {
+                let records = pb::Records { compacted_upto, ..response(&missing, upto) };
+                let chunk = RecordChunk::new(records, upto, AT).unwrap();
+                upto = chunk.upto;
+                staged.write(wal, &chunk).unwrap();
+            }
+            staged
+        };
+        let log = open(&disk).unwrap();
+        assert!(stage(&log.0, 50, COMPACTED).bytes() > SEGMENT_BYTES);
+        drop(log);
+
+        let (disk, log) = reopen(&disk);
+        assert_eq!(log.0.cleaned_upto(), COMPACTED, "with the staged segments");
+        // Another source, which has compacted less, sends the rest.
+        let mut fetched = stage(&log.0, AT, 1).finish(AFTER, AT).unwrap();
+        let at = LogId { term: 2, index: AT };
+        log.0.install(at, "state".into(), &mut fetched.segments).unwrap();
+        drop((log, fetched));
+
+        let (disk, log) = reopen(&disk);
+        assert_eq!(log.0.state().purged, Some(at));
+        assert_eq!(log.0.cleaned_upto(), COMPACTED, "installed, and not caught up yet");
+        drop(log);
+        expect_all(&disk, &missing);
+    }
+
+    /// Nothing of the range may be left in the source.
+    #[test]
+    fn restart_remembers_compaction_that_left_no_records() {
+        let disk = SimulatedDisk::new(1);
+        let log = open(&disk).unwrap();
+        let mut staged = StagedRecords::recover(&log.0);
+        staged.prepare(&log.0, AFTER, AT);
+        let records = pb::Records { upto: AT, compacted_upto: AT + 9, ..pb::Records::default() };
+        let chunk = RecordChunk::new(records, AFTER, AT).unwrap();
+        staged.write(&log.0, &chunk).unwrap();
+        let mut fetched = staged.finish(AFTER, AT).unwrap();
+        let at = LogId { term: 2, index: AT };
+        log.0.install(at, "state".into(), &mut fetched.segments).unwrap();
+        drop(log);
+        let (_disk, log) = reopen(&disk);
+        assert_eq!((log.0.state().purged, log.0.cleaned_upto()), (Some(at), AT + 9));
+        drop(log);
+
+        let records = pb::Records { upto: AT, compacted_upto: 1 << 62, ..pb::Records::default() };
+        let chunk = RecordChunk::new(records, AFTER, AT).unwrap();
+        let wal = wal();
+        let refused = StagedRecords::default().write(&wal, &chunk);
+        assert!(matches!(refused, Err(Error::Unusable(_))), "no log has such an entry");
     }
 
     #[test]

@@ -204,9 +204,9 @@ impl Shard {
     }
 
     /// Returns whether this replica has applied the later records of all keys whose records it may
-    /// lack, because their source had compacted them further than the snapshot.
+    /// lack, because their source had compacted them further than the snapshot. A leader has.
     pub(in crate::shard) fn has_later_records(&self) -> bool {
-        self.replica.applied() >= self.hub.compacted_upto(self.shard_id)
+        self.replica.applied() >= self.wal.cleaned_upto()
     }
 
     /// Returns how far a partition is compacted by key on this replica; `None` if it never was.
