@@ -1,4 +1,9 @@
 //! Rewriting live entries of sealed segments into cold ones.
 
+mod cleaning;
 pub(crate) mod compactor;
+mod job;
 mod policy;
+mod reading;
+mod replacing;
+mod writing;

@@ -1,0 +1,124 @@
+//! State of a running compaction: from the shares of its inputs to new segments.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+use crate::files::cold_segment::ColdSegment;
+use crate::files::segment::Segment;
+use crate::format::footer::DirectoryRow;
+use crate::format::frame::Frame;
+use crate::read::load::FrameRef;
+use crate::shared::cleaning::{EntryFilter, FilteredEntry};
+use crate::types::{Entry, Placement};
+use crate::write::cold_writer::ColdSegmentBuilder;
+
+/// A live share of an input.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct LiveShare {
+    pub input: usize,
+    pub share: DirectoryRow,
+}
+
+/// An entry being moved.
+#[derive(Debug)]
+pub(super) struct MovedEntry {
+    pub placement: Placement,
+    /// Number of its share. Shares are preserved, because retention cuts between them.
+    pub share: u64,
+}
+
+/// A running compaction.
+pub(super) struct CompactionJob {
+    pub inputs: Vec<Arc<Segment>>,
+    pub gathers: bool,
+    /// Number of inputs whose directory is not read yet.
+    pub unread: usize,
+    /// Live shares by stream and position, from the next one to read.
+    pub pieces: VecDeque<LiveShare>,
+    /// Entries to read into memory, by location on disk.
+    pub wanted: VecDeque<(MovedEntry, FrameRef)>,
+    /// Entries read; sorted by stream and position once `wanted` is empty.
+    pub window: VecDeque<(MovedEntry, Entry)>,
+    pub sorted: bool,
+    pub left_bytes: u64,
+    pub left_entries: u64,
+    pub growing: Option<ColdSegmentBuilder>,
+    pub made: VecDeque<ColdSegment>,
+    /// New segments listed in the state file, with the rows still to be moved to them.
+    pub receiving_rows: VecDeque<(Arc<Segment>, VecDeque<DirectoryRow>)>,
+    pub is_named: bool,
+    /// Share of the last planned entry, and of the last written one.
+    pub planned_share: u64,
+    pub written_share: Option<u64>,
+    /// Filter of the streams being cleaned, and the position below which each one is.
+    pub cleaning: Option<(Arc<dyn EntryFilter>, BTreeMap<u64, u64>)>,
+    /// Inputs that were replaced, and the segments that replaced them.
+    pub replaced: Vec<u64>,
+    pub added: Vec<u64>,
+    /// Why the filter refused an entry.
+    pub refusal: Option<String>,
+}
+
+impl CompactionJob {
+    /// Begins a compaction of these segments with so many live bytes and entries.
+    pub(super) fn new(
+        inputs: Vec<Arc<Segment>>,
+        gathers: bool,
+        (left_bytes, left_entries): (u64, u64),
+        cleaning: Option<(Arc<dyn EntryFilter>, BTreeMap<u64, u64>)>,
+    ) -> Self {
+        Self {
+            unread: inputs.len(),
+            inputs,
+            gathers,
+            pieces: VecDeque::new(),
+            wanted: VecDeque::new(),
+            window: VecDeque::new(),
+            sorted: false,
+            left_bytes,
+            left_entries,
+            growing: None,
+            made: VecDeque::new(),
+            receiving_rows: VecDeque::new(),
+            is_named: false,
+            planned_share: 0,
+            written_share: None,
+            cleaning,
+            replaced: Vec::new(),
+            added: Vec::new(),
+            refusal: None,
+        }
+    }
+
+    /// Returns whether only the state file remains to be written.
+    pub(super) fn is_whole(&self) -> bool {
+        let is_read = self.unread == 0 && self.pieces.is_empty() && self.wanted.is_empty();
+        is_read && self.window.is_empty() && self.growing.is_none()
+    }
+
+    /// Returns whether a segment is one of those that are rewritten.
+    pub(super) fn has_input(&self, id: u64) -> bool {
+        self.inputs.iter().any(|input| input.id == id)
+    }
+
+    /// Asks the filter about an entry, if its stream is being cleaned.
+    pub(super) fn filtered(
+        &self,
+        placement: &Placement,
+        entry: &Entry,
+    ) -> Result<FilteredEntry, String> {
+        let Some((filter, below)) = &self.cleaning else { return Ok(FilteredEntry::Unchanged) };
+        match below.get(&placement.stream) {
+            Some(end) if placement.first < *end => filter.filter(placement, entry),
+            _ => Ok(FilteredEntry::Unchanged),
+        }
+    }
+
+    /// Returns the bytes of the frames in the window.
+    pub(super) fn window_bytes(&self) -> u64 {
+        let len = |entry: &Entry| {
+            Frame::entry(entry.id, entry.stream, &entry.head, &entry.payload).len() as u64
+        };
+        self.window.iter().map(|(_, entry)| len(entry)).sum()
+    }
+}
