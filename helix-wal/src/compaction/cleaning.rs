@@ -3,7 +3,7 @@
 use crate::compaction::compactor::{CompactionStep, Compactor, candidates};
 use crate::compaction::job::CompactionJob;
 use crate::error::Error;
-use crate::shared::cleaning::Cleaning;
+use crate::shared::cleaning::{CleanRequest, Cleaning};
 use crate::sync::IgnorePoison;
 
 impl Compactor {
@@ -38,30 +38,44 @@ impl Compactor {
             core.cleaning.take()
         };
         let Some(Cleaning { request, .. }) = cleaning else { return Ok(None) };
+        let written = self.write_marks(&request);
+        request.finish(written.clone());
+        match written {
+            Err(Error::Closed) => Ok(Some(CompactionStep::Nothing)),
+            Err(error) if !error.is_shortage() => Err(error),
+            _ => Ok(Some(CompactionStep::More(0))),
+        }
+    }
+
+    /// Makes the marks of a request durable, after everything below them was rewritten.
+    fn write_marks(&self, request: &CleanRequest) -> Result<(), Error> {
         let mut file = self.shared.state_file.lock().ignore_poison();
-        let (named, before) = {
-            let mut core = self.shared.lock();
-            core.check_open()?;
-            let before = core.clean_marks.clone();
-            core.clean_marks.extend(&request.marks);
-            (core.state(self.shared.identity.clone(), file.checkpoint.clone()), before)
-        };
+        let mut core = self.shared.lock();
+        core.check_open()?;
+        let mut before = Vec::new();
+        for (stream, mark) in &request.marks {
+            // A stream that was dropped meanwhile needs no mark, and its number is not used again.
+            if core.log.streams.get(stream).is_none_or(|held| !held.dropped) {
+                before.push((*stream, core.clean_marks.insert(*stream, *mark)));
+            }
+        }
+        let named = core.state(self.shared.identity.clone(), file.checkpoint.clone());
+        drop(core);
         let written = file.write(self.storage.as_ref(), &named);
         if written.as_ref().is_err_and(Error::is_shortage) {
-            // The file may have the marks all the same, and everything below them is rewritten.
-            self.shared.lock().clean_marks = before;
-        }
-        drop(file);
-        match written {
-            Err(error) if !error.is_shortage() => {
-                request.finish(Err(error.clone()));
-                Err(error)
-            }
-            result => {
-                request.finish(result);
-                Ok(Some(CompactionStep::More(0)))
+            // The file may have the marks all the same, which is true.
+            let mut core = self.shared.lock();
+            for (stream, mark) in before {
+                let Some(held) = core.clean_marks.get_mut(&stream) else { continue };
+                match mark {
+                    Some(mark) => *held = mark,
+                    None => {
+                        core.clean_marks.remove(&stream);
+                    }
+                }
             }
         }
+        written
     }
 
     /// Removes the segments that a job has rewritten from the running cleaning.

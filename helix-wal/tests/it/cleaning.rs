@@ -319,6 +319,23 @@ fn segments_without_dirty_positions_are_left_alone() {
 }
 
 #[test]
+fn a_stream_dropped_during_its_cleaning_gets_no_mark() {
+    let mut log = filled();
+    let done = clean(&log.wal(), Arc::new(Thirds), &BELOW);
+    log.drop_stream(1);
+    log.finish_work();
+    done.try_recv().unwrap().unwrap();
+    expect_thirds(&mut log);
+    for reopened in [false, true] {
+        if reopened {
+            log.reopen();
+        }
+        assert_eq!(log.wal().clean_marks(), [(2, MARK)].into());
+        log.check();
+    }
+}
+
+#[test]
 fn an_idle_log_seals_its_active_segment_on_request() {
     let mut log = filled();
     let mut next = 150;
