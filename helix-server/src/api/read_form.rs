@@ -55,12 +55,14 @@ impl ReadForm {
         self.codec_to_decode(batch).is_some()
     }
 
-    /// Returns the payload bytes of a batch as it is sent.
+    /// Returns the bytes of a batch as it is sent: its payload, and the distances of its offsets.
     pub(super) fn sent_bytes(self, batch: &ReadBatch) -> usize {
-        match self.codec_to_decode(batch) {
+        let payload = match self.codec_to_decode(batch) {
             Some(_) => batch.uncompressed_bytes as usize,
             None => batch.payload.len(),
-        }
+        };
+        // Plain records have their offsets instead.
+        if self.is_encoded { payload + batch.offset_delta_bytes() } else { payload }
     }
 
     /// Returns the memory that a batch takes until its response is sent.

@@ -507,12 +507,13 @@ impl PartitionReader {
         budget: &mut ReadBudget,
         found: &mut FoundRecords,
     ) -> bool {
-        if batch.first_offset >= self.until_offset || !budget.admit(batch.payload.len()) {
+        let bytes = self.options.form.sent_bytes(&batch);
+        if batch.first_offset >= self.until_offset || !budget.admit(bytes) {
             return false;
         }
         let end = batch.end_offset();
         budget.records = budget.records.saturating_sub(batch.record_count_from(self.offset));
-        found.bytes += batch.payload.len() as u64;
+        found.bytes += bytes as u64;
         self.offset = end.min(self.until_offset);
         found.batches.push(stored_batch(batch));
         !budget.is_spent()

@@ -51,6 +51,11 @@ impl ReadBatch {
         self.first_offset + u64::from(delta.copied().unwrap_or(number))
     }
 
+    /// Returns the memory of the distances, which a compressed payload does not show.
+    pub fn offset_delta_bytes(&self) -> usize {
+        self.offset_deltas.as_ref().map_or(0, |deltas| std::mem::size_of_val(&**deltas))
+    }
+
     /// Returns one past the last offset that the batch covers.
     pub fn end_offset(&self) -> u64 {
         self.first_offset + u64::from(self.offset_count)
@@ -211,22 +216,19 @@ impl Shard {
         if offset >= below {
             return Ok(ShardRead { batches: Vec::new(), next_offset: offset, watermarks });
         }
-        // Below it compaction by key leaves gaps.
-        let gaps_below = self.machine.with(partition, |it| it.cleanup.upto).unwrap_or(0);
-        let is_whole = || self.is_clean_enough(partition, offset) && self.has_later_records();
-        if gaps_below > 0 && !is_whole() {
-            return Err(self.not_clean());
-        }
+        self.gaps_below(partition, offset, from)?;
         let read_from = |from: u64| {
             let wal = self.wal.clone();
             move |how: ReadMode| wal.read_stream(partition.0, from, below, bytes_max, how)
         };
         let read = self.reads.run(read_from(offset)).await;
         let read = match read {
-            // Compaction has removed the first records of the partition.
-            Err(helix_wal::Error::Trimmed { first, .. })
-                if first > offset && first <= gaps_below =>
-            {
+            Err(helix_wal::Error::Trimmed { first, .. }) if first > offset => {
+                // Retention may have deleted them, or compaction the first ones that it has left.
+                let is_gap = first <= self.gaps_below(partition, offset, from)?;
+                if !is_gap || offset < self.watermarks(partition)?.log_start {
+                    return Err(self.missing_offset(partition, offset, from));
+                }
                 if first >= below {
                     return Ok(ShardRead { batches: Vec::new(), next_offset: below, watermarks });
                 }
@@ -242,6 +244,8 @@ impl Shard {
             }
             Err(error) => return Err(self.read_error(error)),
         };
+        // Asked again: a round may have been decided and done meanwhile, or a snapshot installed.
+        let gaps_below = self.gaps_below(partition, offset, from)?;
         let is_empty = stored.is_empty();
         let next_offset = truncate_at_gap(&mut stored, offset, gaps_below);
         if stored.is_empty() && !is_empty {
@@ -252,11 +256,27 @@ impl Shard {
             let next_offset = below.min(gaps_below);
             return Ok(ShardRead { batches: Vec::new(), next_offset, watermarks });
         }
-        let batches = stored.into_iter().map(batch).collect::<io::Result<_>>();
-        let batches = batches.map_err(|error| Error::CorruptLog {
+        let batches = decode_batches(stored, bytes_max).map_err(|error| Error::CorruptLog {
             what: format!("partition {partition} of shard {}: {error}", self.id()),
         })?;
+        let next_offset = batches.last().map_or(next_offset, ReadBatch::end_offset);
         Ok(ShardRead { batches, next_offset, watermarks })
+    }
+
+    /// Returns the offset below which compaction by key may have left gaps.
+    ///
+    /// # Errors
+    /// [`Error::NotLeader`] or [`Error::NoLeader`] if this replica may lack records that a reader
+    /// from `offset` on relies on.
+    fn gaps_below(&self, partition: PartitionId, offset: u64, from: ReadFrom) -> Result<u64> {
+        let state = self.machine.with(partition, |it| (it.cleanup, it.log_start));
+        let (cleanup, log_start) = state.unwrap_or_default();
+        let has_later = from == ReadFrom::Leader || self.has_later_records();
+        if has_later && self.is_clean_enough(partition, offset, cleanup.cleaned, log_start) {
+            Ok(cleanup.upto)
+        } else {
+            Err(self.not_clean())
+        }
     }
 
     /// Returns why the log lacks an offset that was within the watermarks. On a follower, a
@@ -409,6 +429,25 @@ fn truncate_at_gap(stored: &mut Vec<helix_wal::StoredEntry>, offset: u64, gaps_b
     next_offset
 }
 
+/// Decodes the heads of batches. Leaves out later ones if the offsets that compaction kept take
+/// more than `bytes_max`: small heads may have many.
+fn decode_batches(
+    stored: Vec<helix_wal::StoredEntry>,
+    bytes_max: usize,
+) -> io::Result<Vec<ReadBatch>> {
+    let mut batches = Vec::with_capacity(stored.len());
+    let mut delta_bytes = 0;
+    for entry in stored {
+        let batch = batch(entry)?;
+        delta_bytes += batch.offset_delta_bytes();
+        if delta_bytes > bytes_max && !batches.is_empty() {
+            break;
+        }
+        batches.push(batch);
+    }
+    Ok(batches)
+}
+
 fn batch(entry: helix_wal::StoredEntry) -> io::Result<ReadBatch> {
     let Head::Batch(head) = raft::decode_head(&entry.head)? else {
         return Err(io::Error::new(
@@ -436,6 +475,7 @@ mod tests {
     use helix_wal::{Payload, Placement, StoredEntry};
 
     use super::*;
+    use crate::log::{BatchHead, Condition, KeptOffsets};
 
     /// Returns entries with these first offsets and record counts.
     fn stored(places: &[(u64, u32)]) -> Vec<StoredEntry> {
@@ -474,5 +514,32 @@ mod tests {
         assert_eq!(cut(10, 29), (2, 25), "a gap above what was decided is none of compaction");
         assert_eq!(cut(10, 11), (0, 10));
         assert_eq!(cut(13, 19), (1, 14));
+    }
+
+    #[test]
+    fn kept_offsets_count_as_bytes_of_a_read() {
+        let kept = KeptOffsets::new(1_000, (0..500).map(|number| 2 * number).collect());
+        let head = BatchHead {
+            partition: PartitionId(7),
+            record_count: 500,
+            version: 1,
+            compression: 0,
+            payload_bytes: 0,
+            uncompressed_bytes: 0,
+            proposed_us: 0,
+            producer: None,
+            condition: Condition::default(),
+            kept: kept.map(Box::new),
+        };
+        let head = raft::encode_head(&Head::Batch(head));
+        let decoded = |bytes_max| {
+            let mut stored = stored(&[(0, 1_000), (1_000, 1_000), (2_000, 1_000)]);
+            stored.iter_mut().for_each(|entry| entry.head = head.clone());
+            let batches = decode_batches(stored, bytes_max).unwrap();
+            (batches.len(), batches.last().map(ReadBatch::end_offset))
+        };
+        assert_eq!(decoded(1), (1, Some(1_000)), "at least one");
+        assert_eq!(decoded(2 * 500 * 4), (2, Some(2_000)));
+        assert_eq!(decoded(usize::MAX), (3, Some(3_000)));
     }
 }

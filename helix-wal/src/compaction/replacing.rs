@@ -21,9 +21,11 @@ impl Compactor {
         let named = {
             let mut core = shared.lock();
             core.check_open()?;
-            if let (Some(_), Some(purged)) = (&job.cleaning, core.log.purged) {
-                // What took the place of the removed entries has left the Raft log.
-                core.cleaned_upto = core.cleaned_upto.max(purged.index);
+            let upto = core.log.purged.zip(core.log.checkpoint);
+            if let (Some(_), Some((purged, checkpoint))) = (&job.cleaning, upto) {
+                // What took the place of the removed entries has left the Raft log, as they have.
+                let upto = purged.index.min(checkpoint.index);
+                core.cleaned_upto = core.cleaned_upto.max(upto);
             }
             let mut named = core.state(shared.identity.clone(), file.checkpoint.clone());
             named.segments.retain(|(id, _)| !job.has_input(*id));

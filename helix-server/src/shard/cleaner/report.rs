@@ -193,10 +193,14 @@ impl Shard {
     }
 
     /// Returns whether this replica may serve records from an offset on: none of them may be older
-    /// than a tombstone that other replicas no longer have.
-    pub(in crate::shard) fn is_clean_enough(&self, partition: PartitionId, offset: u64) -> bool {
-        let bounds = self.machine.with(partition, |it| (it.cleanup.cleaned, it.log_start));
-        let (cleaned, log_start) = bounds.unwrap_or_default();
+    /// than a tombstone that other replicas no longer have. They are clean below `cleaned`.
+    pub(in crate::shard) fn is_clean_enough(
+        &self,
+        partition: PartitionId,
+        offset: u64,
+        cleaned: u64,
+        log_start: u64,
+    ) -> bool {
         // Asks the log last, because it takes a lock.
         offset >= cleaned
             || log_start >= cleaned
