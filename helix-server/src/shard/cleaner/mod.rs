@@ -23,6 +23,7 @@ use tokio::sync::oneshot;
 use super::Shard;
 use crate::limits::{CLEANER_INTERVAL, CLEANER_READ_BYTES, CLEANER_READ_RATE, CLEANER_RETRY_DELAY};
 use crate::log::{CleanupState, Partition, PartitionId, ShardState};
+use crate::raft::DiskReads;
 use pass::{CleanFilter, CleanPass, StoredBytes};
 pub(super) use report::CleanerReport;
 pub use report::{CleanerStats, PartitionCleanup};
@@ -148,6 +149,7 @@ async fn clean_some(shard: &Arc<Shard>, due: &[DueRound]) -> Result<bool, String
     let chosen = shard.cleaner.choose(ends);
     let mut failure = None;
     for (due, end) in chosen {
+        shard.cleaner.end_turn(due.partition);
         let tombstones_below = due.tombstones_below();
         let pass = CleanPass::new(due.clean(), tombstones_below, map_bytes);
         let filled = match fill(shard, &due, pass, end).await {
@@ -188,6 +190,7 @@ async fn clean_some(shard: &Arc<Shard>, due: &[DueRound]) -> Result<bool, String
             Ok(true)
         }
         Ok(Err(error)) => {
+            shard.reads.note(&error);
             let why = error.to_string();
             // Only one of several may be the reason, so they are tried one by one next.
             shard.cleaner.fail(partitions, &why);
@@ -216,9 +219,9 @@ async fn fill(
     let mut offset = due.clean();
     let mut codecs = Codecs::default();
     while offset < end && !pass.is_full() {
-        let wal = shard.wal.clone();
+        let (wal, reads) = (shard.wal.clone(), shard.reads.clone());
         let work = move || {
-            let found = read(&wal, partition, offset, end)?;
+            let found = read(&wal, &reads, partition, offset, end)?;
             let mut bytes = 0;
             for entry in &found {
                 let StoredEntry { placement, head, payload, .. } = entry;
@@ -255,13 +258,18 @@ async fn find_dirty(
     let partition = due.partition.0;
     let mut codecs = Codecs::default();
     let mut ranges: Vec<Range<u64>> = Vec::new();
-    for row in shard.wal.stream_rows(partition) {
-        let mut offset = row.first.max(due.log_start);
-        let end = row.next.min(pass.upto());
+    // Reads begin where the share before ends, and end where the pass does, not at the first record
+    // of a share: a withheld segment may have records in between, and then nothing is clean.
+    let mut next = due.log_start;
+    let ends = shard.wal.stream_rows(partition).into_iter().map(|row| row.next);
+    for share_end in ends.chain([u64::MAX]) {
+        let mut offset = next;
+        next = next.max(share_end);
+        let end = share_end.min(pass.upto());
         while offset < end {
-            let wal = shard.wal.clone();
+            let (wal, reads) = (shard.wal.clone(), shard.reads.clone());
             let work = move || {
-                let found = read(&wal, partition, offset, end)?;
+                let found = read(&wal, &reads, partition, offset, end)?;
                 let mut bytes = 0;
                 let mut changed = None;
                 for StoredEntry { placement, head, payload, .. } in &found {
@@ -297,8 +305,15 @@ async fn pause_after(shard: &Shard, bytes: usize) {
     tokio::time::sleep(pause).await;
 }
 
-/// Reads the next entries of a partition at or after an offset, over gaps.
-fn read(wal: &Wal, stream: u64, offset: u64, end: u64) -> Result<Vec<StoredEntry>, String> {
+/// Reads the next entries of a partition at or after an offset, over gaps. Damage is reported, so
+/// that it is repaired and the partition can be cleaned.
+fn read(
+    wal: &Wal,
+    reads: &DiskReads,
+    stream: u64,
+    offset: u64,
+    end: u64,
+) -> Result<Vec<StoredEntry>, String> {
     let read = |offset| wal.read_stream(stream, offset, end, CLEANER_READ_BYTES, ReadMode::Direct);
     let found = match read(offset) {
         // The first records were removed, or retention has deleted them meanwhile.
@@ -308,5 +323,6 @@ fn read(wal: &Wal, stream: u64, offset: u64, end: u64) -> Result<Vec<StoredEntry
         Err(helix_wal::Error::Trimmed { first, .. }) if first >= end => Ok(Some(Vec::new())),
         found => found,
     };
+    let found = found.inspect_err(|error| reads.note(error));
     found.map(Option::unwrap_or_default).map_err(|error| error.to_string())
 }

@@ -54,6 +54,8 @@ struct ReportState {
     read_bytes: u64,
     /// Partitions that could not be cleaned.
     uncleanable: BTreeMap<PartitionId, CleanFailure>,
+    /// The last partition that had its turn.
+    last_turn: Option<PartitionId>,
     /// When decided rounds began to wait for segments.
     waiting_since: Option<Instant>,
     /// When a segment was last begun early.
@@ -81,7 +83,8 @@ impl CleanerReport {
         inner.uncleanable.retain(|id, _| due.iter().any(|due| due.partition == *id));
     }
 
-    /// Chooses the partitions of the next pass. Those that failed come last and alone, the one with
+    /// Chooses the partitions of the next pass, from the one after the last turn on: a table that
+    /// needs many passes fills the map in each. Those that failed come last and alone, the one with
     /// the fewest attempts first, so that they stop neither others nor each other.
     pub(super) fn choose(
         &self,
@@ -96,8 +99,15 @@ impl CleanerReport {
             failed.truncate(1);
             return failed;
         }
+        let first = fine.iter().position(|(due, _)| Some(due.partition) > inner.last_turn);
+        fine.rotate_left(first.unwrap_or(0));
         fine.truncate(CLEANER_STREAMS_MAX);
         fine
+    }
+
+    /// Records that a partition has had its turn.
+    pub(super) fn end_turn(&self, partition: PartitionId) {
+        sync::lock(&self.inner).last_turn = Some(partition);
     }
 
     pub(super) fn fail(&self, partitions: impl IntoIterator<Item = PartitionId>, why: &str) {

@@ -274,6 +274,10 @@ fn partitions_that_failed_wait_for_others_and_take_turns() {
         chosen.into_iter().map(|(due, _)| due.partition.0).collect()
     };
     assert_eq!(chosen(&[1, 2, 3]), [1, 2, 3]);
+    report.end_turn(PartitionId(2));
+    assert_eq!(chosen(&[1, 2, 3]), [3, 1, 2], "whatever the first two leave to do");
+    report.end_turn(PartitionId(3));
+    assert_eq!(chosen(&[1, 2, 3]), [1, 2, 3]);
     report.fail([PartitionId(1), PartitionId(2)], "why");
     assert_eq!(chosen(&[1, 2, 3]), [3]);
     assert_eq!(chosen(&[1, 2]), [1], "alone");
