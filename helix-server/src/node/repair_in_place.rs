@@ -38,6 +38,8 @@ struct EntrySources<'a> {
     own: ReplicaId,
     from: &'a [ReplicaId],
     current: usize,
+    /// A replica has not answered, so it may have what is missing.
+    has_failed: bool,
 }
 
 impl DamagedLog<'_> {
@@ -84,13 +86,16 @@ impl DamagedLog<'_> {
         from: &[ReplicaId],
         on_progress: &(dyn Fn(String) + Sync),
     ) -> Result<(), InPlaceOutcome> {
+        let (hub, shard_id, own) = (self.hub, self.shard_id, self.own);
+        let mut sources = EntrySources { hub, shard_id, own, from, current: 0, has_failed: false };
         let mut refused = None;
         for first in 0..from.len().max(1) {
-            let found = self.fetch(file, &damage, (from, first), on_progress).await;
+            sources.current = first;
+            let found = fetch(file, &damage, &mut sources, on_progress).await;
             let (entries, placements) = match (found, refused.take()) {
                 (Ok(found), _) => found,
                 // The entries of another replica did not fit: that is the better reason.
-                (Err(_), Some(refused)) => return Err(InPlaceOutcome::Unrepairable(refused)),
+                (Err(_), Some(refused)) => return Err(does_not_fit(refused, &sources)),
                 (Err(why), None) => return Err(InPlaceOutcome::Later(why)),
             };
             let (bytes, count) = (damage.bytes(), entries.len());
@@ -106,7 +111,6 @@ impl DamagedLog<'_> {
             match repaired {
                 Ok(()) if is_clean => return Ok(()),
                 Ok(()) => {
-                    let shard_id = self.shard_id;
                     let entries = count;
                     tracing::info!(shard_id, file, entries, bytes, "repaired a segment in place");
                     return Ok(());
@@ -121,32 +125,34 @@ impl DamagedLog<'_> {
             }
             damage = tried;
         }
-        Err(InPlaceOutcome::Unrepairable(refused.unwrap_or_default()))
+        Err(does_not_fit(refused.unwrap_or_default(), &sources))
     }
+}
 
-    /// Fetches everything that a repair needs, from the replica with number `first` if it has it.
-    async fn fetch(
-        &self,
-        file: &str,
-        damage: &SegmentDamage,
-        (from, first): (&[ReplicaId], usize),
-        on_progress: &(dyn Fn(String) + Sync),
-    ) -> Result<(BTreeMap<u64, Entry>, BTreeMap<u64, Placement>), String> {
-        let Self { hub, shard_id, own, .. } = *self;
-        let mut sources = EntrySources { hub, shard_id, own, from, current: first };
-        let total = damage.missing().len() + damage.unplaced().len();
-        let mut entries = BTreeMap::new();
-        for run in runs(damage.missing()) {
-            sources.fetch(run, &mut entries).await?;
-            let done = entries.len();
-            on_progress(format!("fetched {done} of {total} damaged entries of {file}"));
-        }
-        let mut placements = BTreeMap::new();
-        for run in runs(damage.unplaced()) {
-            sources.fetch_placements(run, &mut placements).await?;
-        }
-        Ok((entries, placements))
+/// Fetches everything that a repair needs, from the current source if it has it.
+async fn fetch(
+    file: &str,
+    damage: &SegmentDamage,
+    sources: &mut EntrySources<'_>,
+    on_progress: &(dyn Fn(String) + Sync),
+) -> Result<(BTreeMap<u64, Entry>, BTreeMap<u64, Placement>), String> {
+    let total = damage.missing().len() + damage.unplaced().len();
+    let mut entries = BTreeMap::new();
+    for run in runs(damage.missing()) {
+        sources.fetch(run, &mut entries).await?;
+        let done = entries.len();
+        on_progress(format!("fetched {done} of {total} damaged entries of {file}"));
     }
+    let mut placements = BTreeMap::new();
+    for run in runs(damage.unplaced()) {
+        sources.fetch_placements(run, &mut placements).await?;
+    }
+    Ok((entries, placements))
+}
+
+/// Returns the outcome where the entries of all replicas that answered have other bytes.
+fn does_not_fit(why: String, sources: &EntrySources<'_>) -> InPlaceOutcome {
+    if sources.has_failed { InPlaceOutcome::Later(why) } else { InPlaceOutcome::Unrepairable(why) }
 }
 
 /// Returns the outcome of a failure that another attempt may not meet.
@@ -186,7 +192,7 @@ impl EntrySources<'_> {
                         }
                     }
                 }
-                Err(why) => refused = why,
+                Err(why) => (refused, self.has_failed) = (why, true),
             }
             rest = self.rest_of(rest, found, refused, &mut refusals);
         }
@@ -207,7 +213,7 @@ impl EntrySources<'_> {
             let fetching = self.hub.fetch_placements(self.shard_id, self.own, theirs, after, upto);
             match fetching.await {
                 Ok(placements) => found.extend(placements),
-                Err(why) => refused = why,
+                Err(why) => (refused, self.has_failed) = (why, true),
             }
             rest = self.rest_of(rest, found, refused, &mut refusals);
         }
