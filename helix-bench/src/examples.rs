@@ -39,6 +39,11 @@ pub(crate) const GROUP: &str = "Examples:
   helix-bench group --parts read,commit --runs 3 --committers 8
   helix-bench group --parts restart --restart-command ./restart-node";
 
+pub(crate) const COMPACTION: &str = "Examples:
+  helix-bench compaction
+  helix-bench compaction --updates 1000000 --keys 10000 --rate 50000 --settle 1m
+  helix-bench compaction --runs 5 --clients 16 --json compaction.json --plot plots";
+
 pub(crate) const LIMIT: &str = "Examples:
   helix-bench limit --max-p99 5ms
   helix-bench limit --mode write --clients 4 --batch-size 1 --start 500";

@@ -109,6 +109,7 @@ pub(crate) fn figures(results: &[NamedResult]) -> Result<Vec<Figure>> {
             "limit" => figures.extend(limit(&results)),
             "compare" => figures.extend(compare(&results)),
             "group" => figures.extend(group(&results)),
+            "compaction" => figures.extend(compaction(&results)),
             "wal" => figures.extend(wal(&results)),
             "write" | "stream" | "read" | "latency" | "e2e" | "perf" => {
                 figures.extend(loads(mode, &results))
@@ -263,6 +264,27 @@ fn group(results: &[&NamedResult]) -> Vec<Figure> {
     }
     let title = "Consumer groups: runs over the median of their reference";
     vec![figure("group-ratio", title, linear("run"), linear("ratio"), series)]
+}
+
+/// Plots the pairs of runs in their order.
+fn compaction(results: &[&NamedResult]) -> Vec<Figure> {
+    let measures = [
+        ("p99 over that of an uncompacted topic", "p99_ratio"),
+        ("held bytes over live bytes", "amplification"),
+    ];
+    let mut series = Vec::new();
+    for (run, named) in results.iter().enumerate() {
+        for (measure, (name, place)) in measures.into_iter().enumerate() {
+            let pairs = (1_u32..).zip(rows_of(&named.result, "rows"));
+            let points = pairs
+                .filter_map(|(pair, row)| Some((f64::from(pair), row[place].as_f64()?)))
+                .collect();
+            let name = series_name(name, &named.name, results.len());
+            series.push(ChartSeries { name, measure, run, points });
+        }
+    }
+    let title = "Compaction by key: latency of appends, and space";
+    vec![figure("compaction-ratio", title, linear("pair"), linear("ratio"), series)]
 }
 
 /// Plots the log alone over the size of an append. Runs with the same storage form a line.
@@ -517,6 +539,10 @@ mod tests {
                 { "name": "commits", "values": [1.0, 3.0], "reference": 2.0 },
                 { "name": "memory", "values": [7.0], "reference": null },
             ] }),
+            serde_json::json!({ "mode": "compaction", "rows": [
+                { "p99_ratio": 1.25, "amplification": 1.5 },
+                { "p99_ratio": null, "amplification": 2.0 },
+            ] }),
             serde_json::json!({
                 "mode": "wal", "storage": "disk", "group_size": 1 << 20, "mb_per_sec": 500.0,
                 "latency_us": { "p50": 1.0, "p99": 2.0, "max": 3.0 },
@@ -535,6 +561,7 @@ mod tests {
         assert_eq!(of("limit-throughput"), Some(vec![(10.0, 9.0)]));
         assert_eq!(of("compare-ratio"), Some(vec![(1.0, 0.5)]));
         assert_eq!(of("group-ratio"), Some(vec![(1.0, 0.5), (2.0, 1.5)]));
+        assert_eq!(of("compaction-ratio"), Some(vec![(1.0, 1.25)]));
         assert_eq!(of("wal-throughput"), Some(vec![(1_048_576.0, 500.0)]));
     }
 

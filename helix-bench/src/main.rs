@@ -7,6 +7,7 @@ mod assignment;
 mod budget;
 mod ceiling;
 mod chart;
+mod compaction;
 mod compare;
 mod completion;
 mod connections;
@@ -63,6 +64,7 @@ use anyhow::Result;
 use clap::{Parser, Subcommand};
 
 use ceiling::CeilingArgs;
+use compaction::CompactionBenchArgs;
 use compare::CompareArgs;
 use connections::ConnectionsArgs;
 use group::GroupBenchArgs;
@@ -116,6 +118,9 @@ enum BenchCommand {
     /// Measure consumer groups
     #[command(after_help = examples::GROUP)]
     Group(GroupBenchArgs),
+    /// Measure compaction by key: space, and latency beside it
+    #[command(after_help = examples::COMPACTION)]
+    Compaction(CompactionBenchArgs),
     /// Find the highest rate whose p99 stays within a bound
     #[command(after_help = examples::LIMIT)]
     Limit(RateLimitArgs),
@@ -183,6 +188,7 @@ fn run(command: &BenchCommand) -> Result<u8> {
         BenchCommand::Sequencer(args) => sequencer::command(args),
         BenchCommand::Connections(args) => connections::command(args),
         BenchCommand::Group(args) => group::command(args),
+        BenchCommand::Compaction(args) => compaction::command(args),
         BenchCommand::Limit(args) => rate_limit::command(args),
         BenchCommand::Omb(args) => omb::command(args),
         BenchCommand::Perf(args) => perf::command(args),

@@ -3,6 +3,7 @@
 use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
 
+use crate::compaction::CompactionBenchReport;
 use crate::compare::Comparison;
 use crate::connections::ConnectionsReport;
 use crate::group::GroupBenchReport;
@@ -31,6 +32,7 @@ enum ResultMode {
     Sequencer,
     Connections,
     Group,
+    Compaction,
     Limit,
     Perf,
     Wal,
@@ -48,6 +50,7 @@ pub(crate) fn command(args: &SchemaArgs) -> Result<u8> {
         ResultMode::Sequencer => schema_of::<SequencerReport>(),
         ResultMode::Connections => schema_of::<ConnectionsReport>(),
         ResultMode::Group => schema_of::<GroupBenchReport>(),
+        ResultMode::Compaction => schema_of::<CompactionBenchReport>(),
         ResultMode::Limit => schema_of::<RateLimitReport>(),
         ResultMode::Perf => schema_of::<PerfReport>(),
         ResultMode::Wal => schema_of::<WalReport>(),

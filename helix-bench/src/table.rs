@@ -2,6 +2,7 @@
 //!
 //! A table is made from the result's JSON, so a stored result gives the same table as its run.
 
+mod compaction;
 mod tls;
 
 use std::fmt::Write as _;
@@ -127,6 +128,7 @@ fn tables(result: &Value, limits: &KnownLimits<'_>) -> Result<Vec<ResultTable>> 
         Some("pubsub") => Ok(vec![pubsub(result, limits)]),
         Some("connections") => Ok(vec![connections(result)]),
         Some("group") => Ok(vec![group(result)]),
+        Some("compaction") => Ok(vec![compaction::pairs(result)]),
         Some("limit") => Ok(vec![limit(result)]),
         Some("sequencer") => Ok(sequencer(result)),
         Some("perf") => Ok(vec![perf(result)]),

@@ -16,6 +16,7 @@ use tokio::time::Instant;
 
 use crate::assignment::partitions_of;
 use crate::budget::{SendBudget, SendSlot};
+use crate::compaction::KeyedUpdates;
 use crate::delivery::AckedRecords;
 use crate::load::BenchLoad;
 use crate::meter::LoadMeter;
@@ -172,6 +173,8 @@ pub(crate) enum BatchSource {
     Stamped(SentBatches),
     /// Stamped with the send time.
     Timed { stamper: Stamper, epoch: Instant, next_sequence: u64, acked: AckedRecords },
+    /// Updates of keys, for compaction.
+    Keyed(Box<KeyedUpdates>),
 }
 
 /// Batch whose ack is outstanding.
@@ -216,6 +219,7 @@ impl BatchSource {
                 *next_sequence += u64::from(records);
                 (batch, usize::try_from(first).expect("sequences fit"))
             }
+            Self::Keyed(updates) => (updates.next(records), 0),
         }
     }
 
@@ -234,6 +238,8 @@ impl BatchSource {
                 acked.add(sent.number as u64, sent.records);
             }
             Self::Timed { .. } => {}
+            Self::Keyed(updates) if result.is_err() => updates.note_failure(),
+            Self::Keyed(_) => {}
         }
     }
 }
@@ -268,7 +274,15 @@ impl WriteLane {
     fn into_sent_batches(self) -> Option<SentBatches> {
         match self.source {
             BatchSource::Stamped(sent_batches) => Some(sent_batches),
-            BatchSource::BatchPool(_) | BatchSource::Timed { .. } => None,
+            BatchSource::BatchPool(_) | BatchSource::Timed { .. } | BatchSource::Keyed(_) => None,
+        }
+    }
+
+    /// Returns the updates of a lane that updates keys.
+    pub(crate) fn into_updates(self) -> Option<KeyedUpdates> {
+        match self.source {
+            BatchSource::Keyed(updates) => Some(*updates),
+            BatchSource::BatchPool(_) | BatchSource::Stamped(_) | BatchSource::Timed { .. } => None,
         }
     }
 
@@ -276,7 +290,7 @@ impl WriteLane {
     pub(crate) fn into_acked(self) -> Option<AckedRecords> {
         match self.source {
             BatchSource::Timed { acked, .. } => Some(acked),
-            BatchSource::BatchPool(_) | BatchSource::Stamped(_) => None,
+            BatchSource::BatchPool(_) | BatchSource::Stamped(_) | BatchSource::Keyed(_) => None,
         }
     }
 

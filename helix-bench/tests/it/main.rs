@@ -9,6 +9,7 @@ mod schema;
 
 use std::path::Path;
 use std::process::{Command, Output};
+use std::time::Duration;
 
 use helix_client::{Admin, Client, Config};
 use helix_server::config::ServerConfig;
@@ -361,6 +362,49 @@ fn group_explains_what_it_cannot_measure() {
         let text = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(output.status.code() == Some(1) && text.contains(expected), "{text}");
     }
+}
+
+#[test]
+fn compaction_keeps_the_latest_update_of_each_key() {
+    let (dir, data) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let config = ServerConfig {
+        segment_bytes: 16 << 20,
+        tail_bytes: Some(1 << 20),
+        checkpoint_bytes: 1 << 20,
+        cleaner_lag: Duration::from_secs(1),
+        ..ServerConfig::in_dir(data.path())
+    };
+    let server = MemoryServer::start_with(config);
+    let plots = dir.path().join("plots").display().to_string();
+    let flags = format!(
+        "compaction --updates 3000 --keys 20 --batch-size 10 --clients 2 --rate 5000 --settle \
+         2m --plot {plots}"
+    );
+    let (text, result) = server.bench(dir.path(), &flags);
+    let rows = result["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 1, "{text}");
+    let row = &rows[0];
+    assert!(number(&row["updates"]) >= 3000.0, "{row}");
+    assert_eq!((&row["keys"], &row["lost_keys"]), (&Value::from(20), &Value::from(0)));
+    assert_eq!(row["records_left"], 20, "one record of each key");
+    assert!(number(&row["held_bytes"]) < number(&row["held_bytes_at_last_ack"]) / 2.0, "{row}");
+    let amplification = number(&row["held_bytes"]) / number(&row["live_bytes"]);
+    assert!((number(&row["amplification"]) / amplification - 1.0).abs() < 1e-6);
+    assert_eq!(number(&result["p99_ratio"]), number(&row["p99_ratio"]));
+    assert!(text.contains("held/live") && !text.contains("note: pair 1: "), "{text}");
+    assert!(Path::new(&plots).join("compaction-ratio.svg").is_file());
+    assert_eq!(server.topics("bench-"), [""; 0]);
+}
+
+#[test]
+fn compaction_says_that_a_log_in_memory_is_not_compacted() {
+    let server = MemoryServer::start();
+    let flags = "compaction --updates 100 --keys 9 --rate 1000 --settle 0s --addr";
+    let flags = flags.split(' ').chain([server.address.as_str()]);
+    let output = helix_bench(&flags.collect::<Vec<_>>());
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(text.contains("start the nodes with a shorter --cleaner-lag"), "{text}");
 }
 
 /// Returns the exit code of a run whose standard output and error have no reader.
