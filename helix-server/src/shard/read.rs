@@ -53,7 +53,7 @@ impl ReadBatch {
 
     /// Returns the memory of the distances, which a compressed payload does not show.
     pub fn offset_delta_bytes(&self) -> usize {
-        self.offset_deltas.as_ref().map_or(0, |deltas| std::mem::size_of_val(&**deltas))
+        self.offset_deltas.as_ref().map_or(0, |deltas| size_of_val(&**deltas))
     }
 
     /// Returns one past the last offset that the batch covers.
