@@ -117,8 +117,8 @@ impl Wal {
     /// Returns the last entry for which a cleaning may have removed earlier ones, in this log or in
     /// the one that they came from. 0 if nothing was cleaned.
     ///
-    /// A state machine that has applied it has everything that took their place. Those before an
-    /// own cleaning always are applied, since it rewrites only what has left the Raft log.
+    /// A state machine that has applied it has everything that took their place. A cleaning of this
+    /// log raises it no further than that, since it rewrites only what has left the Raft log.
     pub fn cleaned_upto(&self) -> u64 {
         self.shared.lock().cleaned_upto
     }
