@@ -239,6 +239,16 @@ pub(super) fn record_count_from(stored: &StoredBatch, offset: u64) -> u64 {
     }
 }
 
+/// Returns whether compaction by key has removed records of a batch since it was copied, or all.
+pub(super) fn is_compacted(found: Option<&StoredBatch>, copied: &StoredBatch) -> bool {
+    found.is_none_or(|found| {
+        !found.offset_deltas.is_empty()
+            && found.append_time == copied.append_time
+            && found.first_offset >= copied.first_offset
+            && end_offset(found) <= end_offset(copied)
+    })
+}
+
 #[cfg(test)]
 pub(super) mod tests {
     use helix_client::proto::batch;
@@ -277,6 +287,20 @@ pub(super) mod tests {
             writer.append(batch).unwrap();
         }
         (batches, writer.sync().unwrap())
+    }
+
+    #[test]
+    fn a_compacted_batch_is_not_that_of_another_topic() {
+        let copied = stored(10, &["a", "b", "c"]);
+        let left = StoredBatch { offset_deltas: vec![0, 1], ..stored(11, &["b", "c"]) };
+        assert!(is_compacted(Some(&left), &copied));
+        assert!(is_compacted(None, &copied), "no record is left");
+        assert!(!is_compacted(Some(&stored(10, &["a", "b", "d"])), &copied));
+        let later = prost_types::Timestamp { seconds: 6, nanos: 0 };
+        let other = StoredBatch { append_time: Some(later), ..left.clone() };
+        assert!(!is_compacted(Some(&other), &copied), "appended at another time");
+        let longer = StoredBatch { offset_deltas: vec![0, 2], ..left };
+        assert!(!is_compacted(Some(&longer), &copied), "with an offset that it did not have");
     }
 
     #[test]

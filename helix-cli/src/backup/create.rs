@@ -18,7 +18,9 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use tokio::time::Instant;
 
-use super::batches::{BatchFileReader, BatchFileWriter, FileDamage, end_offset, record_count_from};
+use super::batches::{
+    BatchFileReader, BatchFileWriter, FileDamage, end_offset, is_compacted, record_count_from,
+};
 use super::manifest::{
     GapCause, Manifest, SavedGap, SavedPartition, SavedTopic, SavedTopicConfig, batch_file,
     topic_directory,
@@ -425,16 +427,6 @@ impl<'a> BackupRun<'a> {
     }
 }
 
-/// Returns whether compaction by key has removed records of a batch since it was copied, or all.
-fn is_compacted(found: Option<&StoredBatch>, copied: &StoredBatch) -> bool {
-    found.is_none_or(|found| {
-        !found.offset_deltas.is_empty()
-            && found.append_time == copied.append_time
-            && found.first_offset >= copied.first_offset
-            && end_offset(found) <= end_offset(copied)
-    })
-}
-
 /// Returns the last batch of a file and verifies the whole file.
 fn last_batch(path: &Path, before: &SavedPartition) -> anyhow::Result<Option<StoredBatch>> {
     let mut last = None;
@@ -577,22 +569,7 @@ impl PartitionCopy {
 
 #[cfg(test)]
 mod tests {
-    use super::super::batches::tests::stored;
     use super::*;
-
-    #[test]
-    fn a_compacted_batch_is_not_that_of_another_topic() {
-        let copied = stored(10, &["a", "b", "c"]);
-        let left = StoredBatch { offset_deltas: vec![0, 1], ..stored(11, &["b", "c"]) };
-        assert!(is_compacted(Some(&left), &copied));
-        assert!(is_compacted(None, &copied), "no record is left");
-        assert!(!is_compacted(Some(&stored(10, &["a", "b", "d"])), &copied));
-        let later = prost_types::Timestamp { seconds: 6, nanos: 0 };
-        let other = StoredBatch { append_time: Some(later), ..left.clone() };
-        assert!(!is_compacted(Some(&other), &copied), "appended at another time");
-        let longer = StoredBatch { offset_deltas: vec![0, 2], ..left };
-        assert!(!is_compacted(Some(&longer), &copied), "with an offset that it did not have");
-    }
 
     #[test]
     fn rejects_non_empty_directory_without_backup() {

@@ -1,11 +1,13 @@
-//! The part of a stored batch that a plain read takes.
+//! Forms of a stored batch in a response: the part that a plain read takes, or the whole batch.
 
 use std::ops::Range;
 
 use bytes::Bytes;
 use helix_proto::batch;
+use helix_proto::log::v1::{EncodedBatch, StoredBatch};
 
 use super::reader::STORED_RECORD_EXTRA_BYTES;
+use super::time;
 use crate::shard::ReadBatch;
 
 /// Records of a batch that a read may take.
@@ -54,6 +56,31 @@ impl BatchPart {
         }
         let is_truncated = end < payload.len();
         Self { first_number, payload: Bytes::copy_from_slice(&payload[start..end]), is_truncated }
+    }
+}
+
+/// Returns a batch as it is stored.
+pub(super) fn stored_batch(batch: ReadBatch) -> StoredBatch {
+    let uncompressed_bytes = match batch.uncompressed_bytes {
+        0 => u32::try_from(batch.payload.len()).expect("a batch is below 4 GiB"),
+        compressed => compressed,
+    };
+    // The first offset is that of the first record, also where compaction removed some before it.
+    let first_offset = batch.offset_of(0);
+    let skipped = u32::try_from(first_offset - batch.first_offset).expect("within the batch");
+    let deltas = batch.offset_deltas.iter().flat_map(|deltas| deltas.iter());
+    StoredBatch {
+        first_offset,
+        append_time: Some(time::to_timestamp(batch.append_time_us)),
+        offset_deltas: deltas.map(|delta| delta - skipped).collect(),
+        batch: Some(EncodedBatch {
+            version: batch.version,
+            record_count: batch.record_count,
+            compression: batch.compression,
+            crc32: batch.crc,
+            uncompressed_bytes,
+            payload: batch.payload,
+        }),
     }
 }
 

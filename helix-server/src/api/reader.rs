@@ -8,13 +8,13 @@ use std::sync::Arc;
 use bytes::Bytes;
 use helix_proto::batch::{self, ScanError};
 use helix_proto::log::v1::{
-    EncodedBatch, OutOfRangePolicy, PartitionRecords, PartitionStart, PartitionWatermarks,
-    ReadLimits, ReadSource, Record, StoredBatch, StoredRecord,
+    OutOfRangePolicy, PartitionRecords, PartitionStart, PartitionWatermarks, ReadLimits,
+    ReadSource, Record, StoredBatch, StoredRecord,
 };
 use prost::Message;
 use tonic::Status;
 
-use super::batch_part::BatchPart;
+use super::batch_part::{BatchPart, stored_batch};
 use super::decompressors::Decompressors;
 use super::positions::ReadPosition;
 use super::read_form::{ReadForm, ReadSources};
@@ -580,28 +580,4 @@ fn decode(
     let range = range.map_err(|error| error.to_string())?;
     let record = Record::decode(payload.slice(range.clone()));
     Ok((range, record.map_err(|error| error.to_string())?))
-}
-
-fn stored_batch(batch: ReadBatch) -> StoredBatch {
-    let uncompressed_bytes = match batch.uncompressed_bytes {
-        0 => u32::try_from(batch.payload.len()).expect("a batch is below 4 GiB"),
-        compressed => compressed,
-    };
-    // The first offset is that of the first record, also where compaction removed some before it.
-    let first_offset = batch.offset_of(0);
-    let skipped = u32::try_from(first_offset - batch.first_offset).expect("within the batch");
-    let deltas = batch.offset_deltas.iter().flat_map(|deltas| deltas.iter());
-    StoredBatch {
-        first_offset,
-        append_time: Some(time::to_timestamp(batch.append_time_us)),
-        offset_deltas: deltas.map(|delta| delta - skipped).collect(),
-        batch: Some(EncodedBatch {
-            version: batch.version,
-            record_count: batch.record_count,
-            compression: batch.compression,
-            crc32: batch.crc,
-            uncompressed_bytes,
-            payload: batch.payload,
-        }),
-    }
 }

@@ -11,8 +11,8 @@
 //! both. Every entry is verified as it is read. Damage ends the attempt, and the damaged segment is
 //! never compacted again; its readers get the error.
 //!
-//! This file chooses what to do next. `reading` loads entries, `writing` makes segments of them, and
-//! `replacing` has steps 2 and 3. `cleaning` has the request to pass entries through a filter.
+//! This file chooses what to do next. `reading` loads entries, `writing` makes segments of them,
+//! and `replacing` has steps 2 and 3. `cleaning` has the request to pass entries through a filter.
 
 use std::fmt;
 use std::sync::Arc;

@@ -65,7 +65,7 @@ pub(crate) fn batch(input: &[u8]) {
 }
 
 /// Compaction by key keeps any part of the records of a valid batch as they are, with their keys.
-/// What it accepts decodes, and the result is a valid batch.
+/// A batch that it accepts decodes, and the result is a valid batch.
 fn compacted(encoded: &EncodedBatch, decoded: Option<RecordList>) {
     let parts = BatchParts::from(encoded.clone());
     let wanted = |number: u32| encoded.crc32.rotate_left(number) & 1 != 0;

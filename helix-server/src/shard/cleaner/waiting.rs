@@ -1,8 +1,8 @@
 //! Rounds that wait for segments: a log is compacted below its checkpoint, in sealed segments.
 //!
-//! Both come with new records, which also replace older ones in memory. Where none come, the replica
-//! begins a segment early, drops its entries from memory once they are purged, and asks for a
-//! checkpoint. The leader releases the log up to a new checkpoint. So each replica finishes the
+//! Both come with new records, which also replace older ones in memory. Where none come, the
+//! replica begins a segment early, drops its entries from memory once they are purged, and asks for
+//! a checkpoint. The leader releases the log up to a new checkpoint. So each replica finishes the
 //! rounds of an idle shard.
 
 use tokio::time::Instant;
