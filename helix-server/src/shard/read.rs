@@ -418,9 +418,12 @@ fn truncate_at_gap(stored: &mut Vec<helix_wal::StoredEntry>, offset: u64, gaps_b
     let mut next_offset = offset;
     let follow = stored.iter().take_while(|entry| {
         let placement = entry.placement;
-        let follows = placement.first <= next_offset.max(gaps_below);
+        let end = placement.first + u64::from(placement.count);
+        // An older record after a newer one would take its place in a reader's table.
+        debug_assert!(end > next_offset, "the batch at {} was read before", placement.first);
+        let follows = placement.first <= next_offset.max(gaps_below) && end > next_offset;
         if follows {
-            next_offset = placement.first + u64::from(placement.count);
+            next_offset = end;
         }
         follows
     });

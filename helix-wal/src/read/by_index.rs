@@ -60,6 +60,9 @@ impl ReadBudget {
 struct ShareRows {
     segment: Arc<Segment>,
     rows: Range<u32>,
+    /// First position of the share. Earlier rows are in another segment by now: while a compaction
+    /// moves the share, its old segment keeps the rows of what was moved.
+    first: u64,
 }
 
 /// Result of looking up a range of positions under the lock.
@@ -285,10 +288,11 @@ impl Shared {
         found: &mut Vec<(Placement, EntrySource)>,
         mode: ReadMode,
     ) -> Result<bool, ReadStop> {
-        let ShareRows { segment, rows } = share;
+        let ShareRows { segment, rows, first } = share;
+        let from = range.start.max(*first);
         let mut table = segment.by_stream(&self.cache, mode);
-        let start = table
-            .partition_point(rows.clone(), |row| row.first + u64::from(row.count) <= range.start)?;
+        let start =
+            table.partition_point(rows.clone(), |row| row.first + u64::from(row.count) <= from)?;
         for number in start..rows.end {
             let row = table.get(number)?;
             if !budget.take(row.frame_len as usize, row.first < range.end) {
@@ -448,7 +452,7 @@ fn shares(log: &Log, held: &Stream, row: usize, end: u64, budget: &ReadBudget) -
         let Some(segment) = log.segment(row.segment).and_then(|held| held.segment.clone()) else {
             break;
         };
-        shares.push(ShareRows { segment, rows: *begin..begin + entries });
+        shares.push(ShareRows { segment, rows: *begin..begin + entries, first: row.first });
         bytes += row.bytes;
         next = Some(row.next);
     }

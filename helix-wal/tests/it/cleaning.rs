@@ -1,14 +1,14 @@
 //! Cleaning rewrites the entries of streams through a filter: what stays is readable at every step
 //! and after every crash, and what goes leaves gaps that readers step over.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 
 use bytes::Bytes;
 use helix_wal::{
     CleanMark, CleanRequest, Entry, EntryFilter, Error, FilteredEntry, NextStep, Options, Payload,
-    Placement, ReadMode, Wal,
+    Placement, ReadMode, StoredEntry, Wal,
 };
 
 use crate::compaction::{CompactedLog, options};
@@ -46,6 +46,16 @@ impl EntryFilter for Refuses {
             30.. => Err(format!("cannot read the entry at {}", placement.first)),
             _ => Ok(FilteredEntry::Removed),
         }
+    }
+}
+
+/// Removes the entries at these positions.
+struct Without(BTreeSet<u64>);
+
+impl EntryFilter for Without {
+    fn filter(&self, placement: &Placement, _: &Entry) -> Result<FilteredEntry, String> {
+        let is_removed = self.0.contains(&placement.first);
+        Ok(if is_removed { FilteredEntry::Removed } else { FilteredEntry::Unchanged })
     }
 }
 
@@ -149,12 +159,24 @@ fn is_one_of(found: &Entry, original: &Entry) -> bool {
     same(original) || same(&shrunk(original))
 }
 
+/// Expects that a read of many entries has each position at most once, in order.
+fn expect_increasing(log: &CompactedLog, stream: u64) {
+    let first = log.wal().stream_rows(stream)[0].first;
+    let read = log.wal().read_stream(stream, first, 150, 1 << 20, ReadMode::Blocking);
+    let mut next = first;
+    for StoredEntry { placement, .. } in read.unwrap().unwrap() {
+        assert!(placement.first >= next, "stream {stream}: {} after {next}", placement.first);
+        next = placement.first + u64::from(placement.count);
+    }
+}
+
 /// Expects every entry that stays, with old or new bytes, and removed ones only with old bytes.
 /// Returns whether cleaning has changed any.
 fn expect_old_or_new(
     log: &CompactedLog,
     original: &BTreeMap<(u64, u64), (Entry, Placement)>,
 ) -> bool {
+    (0..4).for_each(|stream| expect_increasing(log, stream));
     let mut is_changed = false;
     for ((stream, first), (entry, placement)) in original {
         let read = log.wal().read_stream(*stream, *first, first + 1, 1, ReadMode::Blocking);
@@ -198,6 +220,28 @@ fn reads_see_old_or_new_entries_at_every_step() {
     }
     assert!(steps > 10, "{steps}");
     expect_thirds(&mut log);
+    log.check();
+}
+
+/// The removed end of a share stays in its old segment until all shares have moved.
+#[test]
+fn a_read_of_many_entries_has_none_twice_while_shares_move() {
+    let mut log = filled();
+    let ends: BTreeSet<u64> = log.wal().stream_rows(1).iter().map(|row| row.next - 3).collect();
+    log.kept.retain(|(stream, first), _| *stream != 1 || !ends.contains(first));
+    let done = clean(&log.wal(), Arc::new(Without(ends)), &[(1, 150)]);
+    loop {
+        if let Ok(result) = done.try_recv() {
+            result.unwrap();
+            break;
+        }
+        match log.manual().step_keeper() {
+            NextStep::After(time) => log.manual().now += time,
+            NextStep::Now => {}
+            other => panic!("{other:?} before the cleaning has ended"),
+        }
+        expect_increasing(&log, 1);
+    }
     log.check();
 }
 
