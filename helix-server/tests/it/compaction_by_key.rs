@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
 
-use helix_client::{Client, NewTopic, ProducerOptions};
+use helix_client::{Client, NewTopic, Producer, ProducerOptions};
 use helix_proto::batch;
 use helix_proto::log::v1::subscribe_response::Message;
 use helix_proto::log::v1::{
@@ -14,6 +14,7 @@ use helix_proto::log::v1::{
     TopicConfig, start_position,
 };
 use helix_server::config::ServerConfig;
+use helix_server::log::CleanupState;
 use helix_server::shard::{CleanerStats, PartitionCleanup};
 
 use crate::cleanup::{keyed, policy, wait_compaction};
@@ -471,6 +472,59 @@ async fn an_absent_replica_keeps_tombstones_but_not_old_records() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_new_replica_serves_a_table_once_it_has_compacted_it() {
     let mut fleet = Fleet::with_short_logs(&[1, 2, 3]).await;
+    let producer = create_on(&fleet).await;
+    let mut appended = Appended::new();
+    for round in 0..900 {
+        let value = (round % 5 > 0).then(|| format!("{round}-{}", "v".repeat(50_000)));
+        update(&producer, &mut appended, round * 7 % 40, value).await;
+    }
+    until_forgotten(&fleet, 200).await;
+    fleet.grow(4).await;
+    until_long("the new replica serves everything", async || {
+        let node = fleet.node(4);
+        (table_states(node).any(|state| state.cleaned >= 200) && blocked(node) == 0).then_some(())
+    })
+    .await;
+    let (clean_offset, _, found) = node_view(fleet.node(4), 200).await;
+    assert!(clean_offset >= 200);
+    expect_latest(&appended, &found, clean_offset);
+    drop(producer);
+    fleet.stop_all().await;
+}
+
+/// The last records of the table were tombstones, so a new replica never gets its end.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_new_replica_serves_a_table_whose_end_was_forgotten() {
+    let mut fleet = Fleet::with_short_logs(&[1, 2, 3]).await;
+    let producer = create_on(&fleet).await;
+    let mut appended = Appended::new();
+    for round in 0..400 {
+        let value = format!("{round}-{}", "v".repeat(50_000));
+        update(&producer, &mut appended, round % 40, Some(value)).await;
+    }
+    for key in 0..40 {
+        update(&producer, &mut appended, key, None).await;
+    }
+    until_forgotten(&fleet, 440).await;
+    fleet.grow(4).await;
+    until_long("the new replica serves the empty table", async || {
+        let node = fleet.node(4);
+        (table_states(node).any(|state| state.cleaned >= 440) && blocked(node) == 0).then_some(())
+    })
+    .await;
+    assert_eq!(node_view(fleet.node(4), 440).await, (440, false, Appended::new()));
+    update(&producer, &mut appended, 7, Some("new".to_owned())).await;
+    until_long("the new replica has the next record", async || {
+        let (.., found) = node_view(fleet.node(4), 440).await;
+        found.iter().eq(appended.range(440..)).then_some(())
+    })
+    .await;
+    drop(producer);
+    fleet.stop_all().await;
+}
+
+/// Creates the table on a cluster, with a short retention of tombstones.
+async fn create_on(fleet: &Fleet) -> Producer {
     wait_compaction(fleet.node(1)).await;
     let client = fleet.client();
     let config = TopicConfig {
@@ -479,35 +533,36 @@ async fn a_new_replica_serves_a_table_once_it_has_compacted_it() {
     };
     let topic = NewTopic { config, ..NewTopic::new(TOPIC, 1) };
     client.admin().create_topic(&topic).await.unwrap();
-    let producer = client.producer(ProducerOptions::default());
-    let mut appended = Appended::new();
-    for round in 0..900 {
-        let key = format!("key-{}", round * 7 % 40);
-        let value = (round % 5 > 0).then(|| format!("{round}-{}", "v".repeat(50_000)));
-        let ack = producer.append(TOPIC, 0, &[keyed(&key, value.as_deref())][..]).await.unwrap();
-        appended.insert(ack.first_offset.unwrap(), (key, value));
-    }
-    let cleaned = |node: &TestServer| {
-        let shards = node.running.node().shards();
-        let tables = shards.iter().flat_map(|shard| shard.compacted_partitions());
-        tables.map(|table| table.state.cleaned).max().unwrap_or(0)
-    };
-    let blocked = |node: &TestServer| -> u64 {
-        node.running.node().shards().iter().map(|shard| shard.blocked_partitions()).sum()
-    };
-    until_long("every replica is clean", async || {
-        fleet.ids().iter().all(|node| cleaned(fleet.node(*node)) >= 200).then_some(())
+    client.producer(ProducerOptions::default())
+}
+
+async fn update(producer: &Producer, appended: &mut Appended, key: u64, value: Option<String>) {
+    let key = format!("key-{key}");
+    let ack = producer.append(TOPIC, 0, &[keyed(&key, value.as_deref())][..]).await.unwrap();
+    appended.insert(ack.first_offset.unwrap(), (key, value));
+}
+
+/// Waits until no replica has tombstones below an offset.
+async fn until_forgotten(fleet: &Fleet, offset: u64) {
+    until_long("tombstones are forgotten", async || {
+        let is_done = |node: u64| {
+            let node = fleet.node(node);
+            let mut shards = node.running.node().shards().into_iter();
+            table_states(node).any(|state| state.tombstones_below >= offset)
+                && shards.all(|shard| shard.cleaner_stats().behind_partitions == 0)
+        };
+        fleet.ids().into_iter().all(is_done).then_some(())
     })
     .await;
-    fleet.grow(4).await;
-    until_long("the new replica serves everything", async || {
-        let node = fleet.node(4);
-        (cleaned(node) >= 200 && blocked(node) == 0).then_some(())
-    })
-    .await;
-    let (clean_offset, _, found) = node_view(fleet.node(4), 200).await;
-    assert!(clean_offset >= 200);
-    expect_latest(&appended, &found, clean_offset);
-    drop((producer, client));
-    fleet.stop_all().await;
+}
+
+fn table_states(node: &TestServer) -> impl Iterator<Item = CleanupState> {
+    let shards = node.running.node().shards();
+    let tables = shards.into_iter().flat_map(|shard| shard.compacted_partitions());
+    tables.map(|table| table.state)
+}
+
+/// Counts the partitions that a node may not serve completely.
+fn blocked(node: &TestServer) -> u64 {
+    node.running.node().shards().iter().map(|shard| shard.blocked_partitions()).sum()
 }

@@ -53,7 +53,7 @@ impl Fleet {
         fleet
     }
 
-    /// As [`Self::of`], with logs that are purged after some megabytes.
+    /// As [`Self::of`], with logs that are purged after some megabytes, and compacted by key soon.
     pub(crate) async fn with_short_logs(nodes: &[u64]) -> Self {
         let mut fleet = Self { short_logs: true, ..Self::new() };
         fleet.start_nodes(nodes, nodes).await;
@@ -64,9 +64,9 @@ impl Fleet {
     /// Configuration of a node with `others` and itself as peers.
     pub(crate) fn config(&self, node: u64, others: &[u64]) -> ServerConfig {
         let default = ServerConfig::default();
-        let (catch_up_bytes, checkpoint_bytes) = match self.short_logs {
-            true => (2 << 20, 1 << 20),
-            false => (default.catch_up_bytes, default.checkpoint_bytes),
+        let (catch_up_bytes, checkpoint_bytes, cleaner_lag) = match self.short_logs {
+            true => (2 << 20, 1 << 20, Duration::from_secs(1)),
+            false => (default.catch_up_bytes, default.checkpoint_bytes, default.cleaner_lag),
         };
         let named = others.iter().copied().filter(|other| *other != node).chain([node]);
         ServerConfig {
@@ -83,6 +83,7 @@ impl Fleet {
             tail_bytes: Some(2 << 20),
             catch_up_bytes,
             checkpoint_bytes,
+            cleaner_lag,
             ..default
         }
     }

@@ -19,8 +19,7 @@ impl Wal {
     /// It is a compaction of all segments with dirty positions of the streams below those in the
     /// request: at the same rate, and only of sealed segments whose entries have left the Raft log.
     /// A crash leaves each segment as it was or rewritten. Entries that the filter removes leave
-    /// gaps in their stream, and reads continue after a gap. The last entry below a position should
-    /// stay.
+    /// gaps in their stream, and reads continue after a gap. The last entry of a stream may go too.
     ///
     /// The callback gets [`Error::Unusable`] if a segment cannot be rewritten yet, if the filter
     /// refuses an entry, or while another request runs; [`Error::Damaged`], [`Error::DiskFull`] and
@@ -142,14 +141,17 @@ impl Wal {
         self.shared.lock().clean_marks.get(&stream).copied().unwrap_or_default()
     }
 
-    /// Returns the position of the stream below which entries can be rewritten now: up to the first
-    /// share that is not sealed or has not left the Raft log.
+    /// Returns the position of the stream below which all entries can be rewritten now: the start
+    /// of the first share that is not sealed or has not left the Raft log.
+    ///
+    /// `u64::MAX` if there is no such share. The caller knows how far the stream goes, also where
+    /// the last entries were removed and this log never had them.
     pub fn cleanable_upto(&self, stream: u64) -> u64 {
         let core = self.shared.lock();
         let log = &core.log;
         let upto = log.purged.zip(log.checkpoint).map(|(a, b)| a.index.min(b.index));
         let in_slots = log.slots.front().map_or(u64::MAX, |slot| slot.id.index);
-        let Some(held) = log.streams.get(&stream) else { return 0 };
+        let Some(held) = log.streams.get(&stream) else { return u64::MAX };
         let is_free = |segment: u64| {
             log.segment(segment).is_some_and(|held| {
                 let last = held.entries.map_or(0, |(_, last)| last.index);
@@ -157,10 +159,10 @@ impl Wal {
                 held.is_purged(upto) && (is_cold || last < in_slots)
             })
         };
-        let free = held.rows.iter().take_while(|share| is_free(share.row.segment));
-        let next = free.last().map_or(0, |share| share.row.next);
-        // Entries in memory that precede the next share are in no segment that can be rewritten.
+        let busy = held.rows.iter().find(|share| !is_free(share.row.segment));
+        let disk = busy.map_or(u64::MAX, |share| share.row.first);
+        // Entries in memory that precede that share are in no segment that can be rewritten.
         let memory = held.refs.front().map_or(u64::MAX, |entry| entry.first);
-        next.min(memory)
+        disk.min(memory)
     }
 }

@@ -300,7 +300,7 @@ fn refused_requests_change_nothing_and_can_be_repeated() {
 
     // An entry that has not left the Raft log cannot be rewritten.
     let end = 150;
-    assert_eq!(log.wal().cleanable_upto(3), end);
+    assert_eq!(log.wal().cleanable_upto(3), u64::MAX, "all of it");
     for _ in 0..40 {
         log.append(3, 1500);
     }
@@ -379,11 +379,33 @@ fn a_stream_dropped_during_its_cleaning_gets_no_mark() {
     }
 }
 
+/// A stream whose last entries were removed, perhaps before this log got it, can still be marked.
+#[test]
+fn the_end_of_a_stream_may_go() {
+    let mut log = filled();
+    for ends_at in [60, 0] {
+        let gone = (ends_at..150).step_by(3).collect();
+        log.kept.retain(|(stream, first), _| *stream != 1 || *first < ends_at);
+        let done = clean(&log.wal(), Arc::new(Without(gone)), &[(1, 150)]);
+        log.finish_work();
+        done.try_recv().unwrap().unwrap();
+        log.reopen();
+        log.check();
+        assert_eq!(log.wal().cleanable_upto(1), u64::MAX, "ends at {ends_at}");
+        let end = log.wal().stream_rows(1).last().map_or(0, |row| row.next);
+        assert_eq!(end, ends_at);
+        assert_eq!(log.wal().clean_mark(1), MARK);
+        let rest = log.wal().read_stream(1, ends_at, 150, 1, ReadMode::Blocking);
+        assert!(rest.unwrap().unwrap().is_empty());
+    }
+    assert_eq!(log.wal().cleanable_upto(9), u64::MAX, "an unknown stream");
+}
+
 #[test]
 fn an_idle_log_seals_its_active_segment_on_request() {
     let mut log = filled();
     let mut next = 150;
-    while log.wal().cleanable_upto(3) == next {
+    while log.wal().cleanable_upto(3) >= next {
         log.append(3, 1500);
         next += 3;
         log.checkpoint_and_purge();
@@ -394,7 +416,7 @@ fn an_idle_log_seals_its_active_segment_on_request() {
     assert!(!log.wal().roll_early(9, u64::MAX), "an unknown stream");
     assert!(log.wal().roll_early(3, end + 1));
     log.finish_work();
-    assert_eq!(log.wal().cleanable_upto(3), next);
+    assert_eq!(log.wal().cleanable_upto(3), u64::MAX, "all of it");
     assert!(!log.wal().roll_early(3, next), "once");
     log.check();
     log.reopen();
@@ -423,7 +445,7 @@ fn cached_entries_are_dropped_on_request_and_cleaned() {
     let some = log.wal().cleanable_upto(1);
     assert!((3..150).contains(&some), "only the first segment: {some}");
     log.wal().uncache(1, 150);
-    assert_eq!(log.wal().cleanable_upto(1), 150);
+    assert_eq!(log.wal().cleanable_upto(1), u64::MAX, "all of it");
     log.check();
     let done = clean(&log.wal(), Arc::new(Thirds), &BELOW);
     log.finish_work();

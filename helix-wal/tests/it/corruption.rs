@@ -166,7 +166,8 @@ impl Golden {
         const STREAM: u64 = 3;
         let mut golden = Self::with_cold();
         let wal = golden.manual().wal.clone();
-        let upto = wal.cleanable_upto(STREAM);
+        let end = wal.stream_rows(STREAM).last().map_or(0, |row| row.next);
+        let upto = wal.cleanable_upto(STREAM).min(end);
         let (sender, done) = channel();
         wal.clean(CleanRequest {
             filter: Arc::new(EveryThird),

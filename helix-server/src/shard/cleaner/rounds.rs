@@ -136,11 +136,13 @@ impl Shard {
 
     /// Returns the next round of a partition, if one is due.
     pub fn next_cleanup(&self, partition: PartitionId, limits: NextRound) -> Option<CleanupRound> {
-        let (state, log_start, tombstones_kept_us) = self
-            .machine
-            .with(partition, |it| (it.cleanup, it.log_start, it.settings.tombstones_kept_us()))?;
+        // Before the log is asked, so that everything below the next offset is placed in it.
+        let (state, log_start, next_offset, tombstones_kept_us) =
+            self.machine.with(partition, |it| {
+                (it.cleanup, it.log_start, it.next_offset, it.settings.tombstones_kept_us())
+            })?;
         let rows = self.wal.stream_rows(partition.0);
-        let cleanable = self.wal.cleanable_upto(partition.0);
+        let cleanable = self.wal.cleanable_upto(partition.0).min(next_offset);
         let table = TableUse {
             state,
             log_start,
