@@ -72,6 +72,8 @@ impl ShardState {
             cleaned: partition.cleanup.cleaned,
             cleaned_us: partition.cleanup.cleaned_us,
             cleaned_index: partition.cleanup.cleaned_index,
+            tombstones_next: partition.cleanup.tombstones_next,
+            tombstones_next_us: partition.cleanup.tombstones_next_us,
         });
         let producers =
             self.producers.rows().map(|((partition, producer_id), row)| ProducerRecord {
@@ -197,9 +199,11 @@ impl ShardState {
             cleaned: row.cleaned,
             cleaned_us: row.cleaned_us,
             cleaned_index: row.cleaned_index,
+            tombstones_next: row.tombstones_next,
+            tombstones_next_us: row.tombstones_next_us,
         };
         if !partition.cleanup.is_sound(row.next_offset) {
-            return Err(broken("compaction is beyond the next offset"));
+            return Err(broken("offsets of its compaction are out of order"));
         }
         partition.log_start = row.log_start;
         partition.next_offset = row.next_offset;

@@ -25,6 +25,10 @@ pub struct CleanupState {
     pub cleaned_us: u64,
     /// Log index of its entry.
     pub cleaned_index: u64,
+    /// Tombstones below go next, once their retention has passed since the time that follows. An
+    /// earlier `cleaned` with its time: a table that is written to always has a newer one.
+    pub tombstones_next: u64,
+    pub tombstones_next_us: u64,
 }
 
 impl CleanupState {
@@ -35,8 +39,24 @@ impl CleanupState {
     /// Returns whether the values can follow from entries.
     pub(super) fn is_sound(&self, next_offset: u64) -> bool {
         self.tombstones_below <= self.cleaned
+            && self.tombstones_next <= self.cleaned
+            && self.tombstones_next_us <= self.cleaned_us
             && self.cleaned <= self.upto
             && self.upto <= next_offset
+    }
+
+    /// Returns the offset below which tombstones may go at this time, if they stay for `kept_us`.
+    pub fn tombstones_due(&self, now_us: u64, kept_us: u64) -> u64 {
+        let is_due = now_us >= self.tombstones_next_us.saturating_add(kept_us);
+        if is_due { self.tombstones_below.max(self.tombstones_next) } else { self.tombstones_below }
+    }
+
+    /// Begins the retention of the tombstones below `cleaned`, unless that of older ones runs.
+    fn begin_retention(&mut self) {
+        if self.tombstones_next <= self.tombstones_below {
+            self.tombstones_next = self.cleaned;
+            self.tombstones_next_us = self.cleaned_us;
+        }
     }
 }
 
@@ -55,6 +75,7 @@ impl Partition {
             self.cleanup.upto = round.upto;
             self.cleanup.tombstones_below = round.tombstones_below;
             self.cleanup.round_index = at;
+            self.cleanup.begin_retention();
         }
     }
 
@@ -65,6 +86,7 @@ impl Partition {
             // Never earlier than before, whatever the clocks of two leaders say.
             self.cleanup.cleaned_us = self.cleanup.cleaned_us.max(time_us);
             self.cleanup.cleaned_index = at;
+            self.cleanup.begin_retention();
         }
     }
 }
@@ -73,7 +95,10 @@ impl Partition {
 mod tests {
     use std::sync::Arc;
 
-    use super::super::{PartitionId, PartitionSettings};
+    use super::super::{
+        BatchHead, Condition, Effects, Head, PartitionId, PartitionRun, PartitionSettings,
+        ShardCommand, ShardState, StateLimits,
+    };
     use super::*;
 
     fn partition(cleanup: i32) -> Partition {
@@ -119,7 +144,33 @@ mod tests {
         partition.begin_cleanup(13, round(80, 60));
         partition.finish_cleanup(14, 80, 500);
         assert_eq!((partition.cleanup.cleaned, partition.cleanup.cleaned_us), (80, 1_000));
+        let CleanupState { tombstones_next, tombstones_next_us, .. } = partition.cleanup;
+        assert_eq!((tombstones_next, tombstones_next_us), (80, 1_000));
         assert!(partition.cleanup.is_sound(100) && !partition.cleanup.is_sound(79));
+        let broken = CleanupState { tombstones_next: 81, ..partition.cleanup };
+        assert!(!broken.is_sound(100));
+        let broken = CleanupState { tombstones_next_us: 1_001, ..partition.cleanup };
+        assert!(!broken.is_sound(100));
+    }
+
+    #[test]
+    fn tombstones_go_from_a_table_that_is_cleaned_more_often_than_they_stay() {
+        const HOUR_US: u64 = 3_600_000_000;
+        const HOURS_KEPT: u64 = 24;
+        let mut partition = partition(2);
+        // A record an hour, and a round for each.
+        for hour in 1..=100 {
+            let now_us = hour * HOUR_US;
+            let below = partition.cleanup.tombstones_due(now_us, HOURS_KEPT * HOUR_US);
+            partition.begin_cleanup(2 * hour, round(hour, below));
+            assert_eq!(partition.cleanup.tombstones_below, below);
+            partition.finish_cleanup(2 * hour + 1, hour, now_us);
+            assert_eq!(partition.cleanup.cleaned, hour);
+            // The record at an offset is clean everywhere an hour later.
+            assert!(below == 0 || below + HOURS_KEPT <= hour, "{below} at {hour} is early");
+            assert!(below + 2 * HOURS_KEPT >= hour, "{below} at {hour} is late");
+            assert!(partition.cleanup.is_sound(100));
+        }
     }
 
     #[test]
@@ -127,5 +178,60 @@ mod tests {
         let mut partition = partition(0);
         partition.begin_cleanup(7, round(60, 0));
         assert!(partition.cleanup.is_default());
+    }
+
+    #[test]
+    fn a_checkpoint_has_the_progress() {
+        let id = PartitionId(1);
+        let mut state = ShardState::new(StateLimits::default());
+        let settings =
+            PartitionSettings { cleanup: 2, max_batch_bytes: 1 << 20, ..Default::default() };
+        let runs = vec![PartitionRun { first_id: 1, first_number: 0, stride: 1, count: 1 }];
+        let batch = BatchHead {
+            partition: id,
+            record_count: 100,
+            version: 1,
+            compression: 1,
+            payload_bytes: 100,
+            uncompressed_bytes: 0,
+            proposed_us: 0,
+            producer: None,
+            condition: Condition::default(),
+            kept: None,
+        };
+        let clean_up = |upto, tombstones_below| ShardCommand::CleanUp {
+            rounds: vec![(id, round(upto, tombstones_below))],
+        };
+        let cleaned =
+            |upto, time_us| ShardCommand::Cleaned { partitions: vec![(id, upto)], time_us };
+        let create =
+            ShardCommand::CreatePartitions { cluster_version: 1, topic_id: 1, runs, settings };
+        let heads = [
+            Head::Shard(create),
+            Head::Batch(batch),
+            Head::Shard(clean_up(40, 0)),
+            Head::Shard(cleaned(40, 7_000)),
+            Head::Shard(clean_up(60, 0)),
+            Head::Shard(cleaned(60, 8_000)),
+            Head::Shard(clean_up(70, 40)),
+            Head::Shard(clean_up(80, 40)),
+            Head::Shard(cleaned(80, 9_000)),
+        ];
+        for (index, head) in (1..).zip(&heads) {
+            state.apply(index, head, &mut Effects::default());
+        }
+        let progress = CleanupState {
+            upto: 80,
+            tombstones_below: 40,
+            round_index: 8,
+            cleaned: 80,
+            cleaned_us: 9_000,
+            cleaned_index: 9,
+            tombstones_next: 60,
+            tombstones_next_us: 8_000,
+        };
+        assert_eq!(state.partition(id).unwrap().cleanup, progress);
+        let decoded = ShardState::decode(&state.encode()).unwrap();
+        assert_eq!(decoded.partition(id).unwrap().cleanup, progress);
     }
 }

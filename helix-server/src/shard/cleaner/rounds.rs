@@ -48,13 +48,6 @@ impl TableUse<'_> {
         is_due.then_some(self.cleanable)
     }
 
-    /// Returns the offset below which tombstones may go at this time.
-    fn tombstone_end(&self, now_us: u64) -> u64 {
-        let CleanupState { tombstones_below, cleaned, cleaned_us, .. } = self.state;
-        let is_seen = now_us >= cleaned_us.saturating_add(self.tombstones_kept_us);
-        if is_seen { cleaned.max(tombstones_below) } else { tombstones_below }
-    }
-
     /// Returns the next round.
     fn next_round(&self, limits: NextRound) -> Option<CleanupRound> {
         let NextRound { now_us, may_extend, may_forget, is_late } = limits;
@@ -62,7 +55,7 @@ impl TableUse<'_> {
         let late_end = (is_late && is_newer).then_some(self.cleanable);
         let dirty_end = self.dirty_end(now_us).or(late_end).filter(|_| may_extend);
         let tombstones_below = match may_forget {
-            true => self.tombstone_end(now_us),
+            true => self.state.tombstones_due(now_us, self.tombstones_kept_us),
             false => self.state.tombstones_below,
         };
         let upto = dirty_end.unwrap_or(self.state.upto);
@@ -201,7 +194,8 @@ mod tests {
         let state = CleanupState {
             upto: 100,
             cleaned: 80,
-            cleaned_us: 5 * HOUR_US,
+            tombstones_next: 80,
+            tombstones_next_us: 5 * HOUR_US,
             tombstones_below: 30,
             ..CleanupState::default()
         };
