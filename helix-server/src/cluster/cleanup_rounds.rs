@@ -3,7 +3,7 @@
 //! The leader begins rounds, and records when every replica is clean. It asks all replicas before
 //! each of the two steps that depend on it, since a replica may have been rebuilt meanwhile.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
 use futures_util::future::join_all;
@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use super::client::Cluster;
 use crate::error::Result;
 use crate::limits::CLEANER_SEAL_DELAY;
-use crate::log::{CleanupRound, PartitionId, ROWS_PER_ENTRY_MAX, ShardCommand};
+use crate::log::{CleanupRound, CleanupState, PartitionId, ROWS_PER_ENTRY_MAX, ShardCommand};
 use crate::protocol::COMPACTION;
 use crate::raft::node_of;
 use crate::shard::{CompactedPartition, NextRound, Shard};
@@ -120,11 +120,6 @@ impl Cluster {
         let Some(now_us) = shard.agreed_time_us() else { return Ok(()) };
         let is_asked = tables.iter().any(|it| it.is_open() || it.keeps_tombstones());
         let clean = if is_asked { self.cleaned_everywhere(shard).await } else { None };
-        let is_clean = |id: PartitionId, index: u64| {
-            let is_done =
-                |clean: &CleanReplicas| clean.index >= index && !clean.not_clean.contains(&id.0);
-            clean.as_ref().is_some_and(is_done)
-        };
         let (now, lag) = (Instant::now(), shard.cleaner_lag());
         let mut late = Vec::new();
         let mut is_waiting = false;
@@ -135,7 +130,8 @@ impl Cluster {
                 tokio::task::yield_now().await;
             }
             let id = table.id;
-            if table.is_open() && is_clean(id, table.state.round_index) {
+            let clean_offset = clean.as_ref().and_then(|clean| clean.offset(&table));
+            if table.is_open() && clean_offset == Some(table.state.upto) {
                 finished.push((id, table.state.upto));
                 continue;
             }
@@ -150,9 +146,15 @@ impl Cluster {
                 let since = *rounds.open_since.entry(id).or_insert_with(Instant::now);
                 since.elapsed() >= lag
             };
-            let may_forget = table.keeps_tombstones() && is_clean(id, table.state.cleaned_index);
+            let is_known = clean.as_ref().is_some_and(|clean| clean.is_as_recorded(&table));
+            let may_forget = table.keeps_tombstones() && is_known;
             let limits = NextRound { now_us, may_extend, may_forget, is_late };
-            begun.extend(shard.next_cleanup(id, limits).map(|round| (id, round)));
+            let Some(round) = shard.next_cleanup(id, limits) else { continue };
+            // A table that is written to might never be clean up to its last round.
+            let is_extended = table.is_open() && round.upto > table.state.upto;
+            let so_far = clean_offset.filter(|offset| is_extended && *offset > table.state.cleaned);
+            finished.extend(so_far.map(|offset| (id, offset)));
+            begun.push((id, round));
         }
         if shard.make_cleanable(&late) {
             rounds.on_sealed(&late, now);
@@ -196,15 +198,16 @@ impl Cluster {
             let report = self.ask_replica_status(node_of(*replica), shard.id(), None).await?;
             let is_whole =
                 report.replica_id == *replica && !report.in_repair && !report.is_fetching;
-            is_whole.then_some((report.cleanup_index, report.not_clean))
+            let is_valid = is_whole && report.not_clean.len() == report.clean_offsets.len();
+            let behind = report.not_clean.into_iter().zip(report.clean_offsets);
+            is_valid.then(|| (report.cleanup_index, behind.collect::<Vec<(u64, u64)>>()))
         });
         let mut reports = join_all(asked).await;
         reports.push(Some(shard.cleanup_report()));
-        let mut clean = CleanReplicas { index: u64::MAX, not_clean: HashSet::new() };
+        let mut clean = CleanReplicas { index: u64::MAX, behind: HashMap::new() };
         for report in reports {
-            let (index, not_clean) = report?;
-            clean.index = clean.index.min(index);
-            clean.not_clean.extend(not_clean);
+            let (index, behind) = report?;
+            clean.add(index, behind);
         }
         Some(clean)
     }
@@ -215,6 +218,65 @@ impl Cluster {
 struct CleanReplicas {
     /// Every replica has applied the entries up to here.
     index: u64,
-    /// Partitions whose last round some replica has not done.
-    not_clean: HashSet<u64>,
+    /// Partitions whose last round some replica has not done, with the offsets below which every
+    /// replica is clean.
+    behind: HashMap<u64, u64>,
+}
+
+impl CleanReplicas {
+    /// Adds the report of a replica.
+    fn add(&mut self, index: u64, behind: Vec<(u64, u64)>) {
+        self.index = self.index.min(index);
+        for (partition, offset) in behind {
+            let least = self.behind.entry(partition).or_insert(offset);
+            *least = offset.min(*least);
+        }
+    }
+
+    /// Returns the offset of the last round below which every replica is clean; `None` while some
+    /// replica has not applied that round.
+    fn offset(&self, table: &CompactedPartition) -> Option<u64> {
+        let CleanupState { upto, round_index, .. } = table.state;
+        let offset = self.behind.get(&table.id.0).map_or(upto, |offset| upto.min(*offset));
+        (self.index >= round_index).then_some(offset)
+    }
+
+    /// Returns whether every replica is clean as the last `Cleaned` says, and has applied it.
+    fn is_as_recorded(&self, table: &CompactedPartition) -> bool {
+        let CleanupState { cleaned, cleaned_index, .. } = table.state;
+        let is_clean = self.behind.get(&table.id.0).is_none_or(|offset| *offset >= cleaned);
+        self.index >= cleaned_index && is_clean
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn progress_is_what_every_replica_has_done() {
+        let state = CleanupState {
+            upto: 100,
+            round_index: 20,
+            cleaned: 40,
+            cleaned_index: 10,
+            ..CleanupState::default()
+        };
+        let table = CompactedPartition { id: PartitionId(7), state, next_offset: 200 };
+        let replicas = |reports: &[(u64, &[(u64, u64)])]| {
+            let mut clean = CleanReplicas { index: u64::MAX, behind: HashMap::new() };
+            for (index, behind) in reports {
+                clean.add(*index, behind.to_vec());
+            }
+            (clean.offset(&table), clean.is_as_recorded(&table))
+        };
+        assert_eq!(replicas(&[(20, &[]), (25, &[(8, 3)])]), (Some(100), true));
+        // A round that is not done holds back neither its earlier part nor older tombstones.
+        assert_eq!(replicas(&[(20, &[(7, 90)]), (25, &[(7, 60)])]), (Some(60), true));
+        assert_eq!(replicas(&[(20, &[(7, 39)]), (25, &[(7, 90)])]), (Some(39), false));
+        // It is done, except for tombstones.
+        assert_eq!(replicas(&[(20, &[(7, 120)])]), (Some(100), true));
+        assert_eq!(replicas(&[(19, &[]), (25, &[])]), (None, true), "not applied");
+        assert_eq!(replicas(&[(9, &[]), (25, &[])]), (None, false));
+    }
 }

@@ -73,9 +73,11 @@ impl Cluster {
         let report = match self.shard(shard_id) {
             Ok(shard) => report(shard.replica(), resetting_replica).await.map(|report| {
                 let is_fetching = self.hub.fetching(shard_id).is_some();
-                let (cleanup_index, not_clean) = shard.cleanup_report();
+                let (cleanup_index, behind) = shard.cleanup_report();
+                let (not_clean, clean_offsets) = behind.into_iter().unzip();
                 let blocked_partitions = shard.blocked_partitions();
-                let cleaned = ReplicaStatusReport { cleanup_index, not_clean, ..report };
+                let cleaned =
+                    ReplicaStatusReport { cleanup_index, not_clean, clean_offsets, ..report };
                 ReplicaStatusReport { is_fetching, blocked_partitions, ..cleaned }
             }),
             Err(error) => Err(error.to_string()),
@@ -159,6 +161,7 @@ async fn report(
         is_fetching: false,
         cleanup_index: 0,
         not_clean: Vec::new(),
+        clean_offsets: Vec::new(),
         blocked_partitions: 0,
         damaged_ranges: ranges.map(|(first, last)| EntryRange { first, last }).collect(),
     })

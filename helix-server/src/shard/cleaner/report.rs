@@ -164,8 +164,9 @@ impl CleanerReport {
 
 impl Shard {
     /// Returns the last applied entry, and the partitions whose last round up to it is not done
-    /// here; 0 and none if the shard has no rounds, or if there are too many to say.
-    pub fn cleanup_report(&self) -> (u64, Vec<u64>) {
+    /// here, with the offsets below which they are clean. 0 and none if the shard has no rounds, or
+    /// if there are too many to say.
+    pub fn cleanup_report(&self) -> (u64, Vec<(u64, u64)>) {
         let marks = self.wal.clean_marks();
         let mark = |partition: &Partition| marks.get(&partition.id.0).copied().unwrap_or_default();
         let is_memory = self.wal.is_memory();
@@ -175,8 +176,10 @@ impl Shard {
             let mut not_clean = Vec::new();
             for it in with_rounds(state) {
                 known = known.max(it.cleanup.round_index).max(it.cleanup.cleaned_index);
-                if is_memory || DueRound::of(it, mark(it)).is_some() {
-                    not_clean.push(it.id.0);
+                match DueRound::of(it, mark(it)) {
+                    _ if is_memory => not_clean.push((it.id.0, 0)),
+                    Some(due) => not_clean.push((it.id.0, due.clean())),
+                    None => {}
                 }
             }
             // Under the state's lock, so that nothing is applied in between.
