@@ -23,8 +23,47 @@ pub struct CleanupRounds {
     open_since: BTreeMap<PartitionId, Instant>,
     /// Partitions with records above their last round.
     dirty: BTreeMap<PartitionId, DirtyTable>,
-    /// Time of the next checkpoint for replicas that work on open rounds.
-    checkpoint_at: Option<Instant>,
+    checkpoints: CheckpointPacer,
+}
+
+/// Checkpoints for replicas that work on open rounds: a replica purges no further than the leader
+/// has released.
+#[derive(Debug, Default)]
+struct CheckpointPacer {
+    /// Index of the newest open round.
+    round_index: u64,
+    /// Time of the next checkpoint; `None` while no round is open.
+    next_at: Option<Instant>,
+    /// Number of checkpoints since that round began.
+    count: u32,
+}
+
+/// Checkpoints for a round, until the lag has passed again. The first ones let a replica purge the
+/// segment that it has begun early.
+const CHECKPOINTS_MAX: u32 = 3;
+
+impl CheckpointPacer {
+    /// Returns whether open rounds have waited, and a checkpoint may help. `newest`: index of the
+    /// newest round that waits.
+    fn is_due(&mut self, newest: Option<u64>, now: Instant, lag: Duration) -> bool {
+        let Some(newest) = newest else {
+            *self = Self::default();
+            return false;
+        };
+        let first_at = now + CLEANER_SEAL_DELAY;
+        if newest > self.round_index {
+            (self.round_index, self.count) = (newest, 0);
+            self.next_at = self.next_at.map(|at| at.min(first_at));
+        }
+        if now < *self.next_at.get_or_insert(first_at) {
+            return false;
+        }
+        self.count += 1;
+        let is_last = self.count.is_multiple_of(CHECKPOINTS_MAX);
+        self.next_at =
+            Some(now + if is_last { lag.max(CLEANER_SEAL_DELAY) } else { CLEANER_SEAL_DELAY });
+        true
+    }
 }
 
 /// Attempts to make late records cleanable, until the lag has passed again.
@@ -45,7 +84,7 @@ impl CleanupRounds {
     fn clear(&mut self) {
         self.open_since.clear();
         self.dirty.clear();
-        self.checkpoint_at = None;
+        self.checkpoints = CheckpointPacer::default();
     }
 
     fn retain(&mut self, tables: &[CompactedPartition]) {
@@ -72,21 +111,6 @@ impl CleanupRounds {
             let is_old = |at| now.saturating_duration_since(at) >= lag;
             !dirty.seals.is_multiple_of(SEALS_MAX) || dirty.sealed.is_none_or(is_old)
         })
-    }
-
-    /// Returns whether open rounds have waited, and a checkpoint may help: a replica purges no
-    /// further than the leader has released.
-    fn must_checkpoint(&mut self, is_waiting: bool, now: Instant) -> bool {
-        if !is_waiting {
-            self.checkpoint_at = None;
-            return false;
-        }
-        let at = *self.checkpoint_at.get_or_insert(now + CLEANER_SEAL_DELAY);
-        if now < at {
-            return false;
-        }
-        self.checkpoint_at = Some(now + CLEANER_SEAL_DELAY);
-        true
     }
 
     fn on_sealed(&mut self, tables: &[(PartitionId, u64)], now: Instant) {
@@ -122,7 +146,7 @@ impl Cluster {
         let clean = if is_asked { self.cleaned_everywhere(shard).await } else { None };
         let (now, lag) = (Instant::now(), shard.cleaner_lag());
         let mut late = Vec::new();
-        let mut is_waiting = false;
+        let mut waiting = None;
         let mut finished = Vec::new();
         let mut begun: Vec<(PartitionId, CleanupRound)> = Vec::new();
         for (position, table) in tables.into_iter().enumerate() {
@@ -136,7 +160,9 @@ impl Cluster {
                 continue;
             }
             // Without a replica that does not answer, the others need not hurry.
-            is_waiting |= table.is_open() && clean.is_some();
+            if table.is_open() && clean.is_some() {
+                waiting = waiting.max(Some(table.state.round_index));
+            }
             let is_late = rounds.is_late(&table, now, lag);
             if is_late && rounds.must_seal(id, now, lag) {
                 late.push((id, table.next_offset));
@@ -159,7 +185,7 @@ impl Cluster {
         if shard.make_cleanable(&late) {
             rounds.on_sealed(&late, now);
         }
-        if rounds.must_checkpoint(is_waiting, now) {
+        if rounds.checkpoints.is_due(waiting, now, lag) {
             shard.want_checkpoint();
         }
         for partitions in finished.chunks(ROWS_PER_ENTRY_MAX) {
@@ -252,6 +278,25 @@ impl CleanReplicas {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_round_gets_few_checkpoints_until_the_lag_has_passed() {
+        let (mut pacer, lag) = (CheckpointPacer::default(), Duration::from_secs(3_600));
+        let start = Instant::now();
+        let mut due = |newest: Option<u64>, seconds: std::ops::Range<u64>| -> Vec<u64> {
+            let is_due = |at: &u64| pacer.is_due(newest, start + Duration::from_secs(*at), lag);
+            seconds.filter(is_due).collect()
+        };
+        let delay = CLEANER_SEAL_DELAY.as_secs();
+        assert_eq!(due(Some(7), 0..3_000), [delay, 2 * delay, 3 * delay]);
+        assert_eq!(due(Some(8), 3_000..3_000 + 2 * delay), [3_000 + delay], "a newer round");
+        assert_eq!(due(None, 4_000..4_100), [0; 0], "all are done");
+        let last = 5_000 + 3 * delay;
+        let first: Vec<u64> = (1..=3).map(|number| 5_000 + number * delay).collect();
+        assert_eq!(due(Some(8), 5_000..last + 1), first);
+        let again = last + lag.as_secs();
+        assert_eq!(due(Some(8), last + 1..again + 1), [again]);
+    }
 
     #[test]
     fn progress_is_what_every_replica_has_done() {
