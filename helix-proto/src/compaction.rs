@@ -121,9 +121,20 @@ pub enum CompactError {
     },
 }
 
+impl CompactError {
+    /// Returns whether the bytes are as they were written, but no list of records, so that no
+    /// reader can decode them. Such batches are stored where records are not validated.
+    pub fn is_no_record_list(&self) -> bool {
+        match self {
+            Self::Decompress(_) | Self::Scan(_) | Self::Record { .. } => true,
+            Self::Version(_) | Self::Compression(_) | Self::Checksum => false,
+        }
+    }
+}
+
 /// Verifies the checksum of a batch and shows each of its records to `visit`, in order.
 ///
-/// Stops when `visit` returns false.
+/// Stops when `visit` returns false. Shows none of a batch that fails.
 ///
 /// # Errors
 /// See [`CompactError`]; the same batch fails again.
@@ -133,6 +144,8 @@ pub fn visit_records(
     mut visit: impl FnMut(KeyedRecord<'_>) -> bool,
 ) -> Result<(), CompactError> {
     let (payload, _) = verified_payload(batch, &mut codecs.decompressor)?;
+    let mut walk = Walk::new(batch, payload);
+    while walk.next_record()?.is_some() {}
     let mut walk = Walk::new(batch, payload);
     while let Some((_, record)) = walk.next_record()? {
         if !visit(record) {
@@ -318,7 +331,8 @@ mod tests {
         let mut refused = |batch: &EncodedBatch| {
             let batch = &BatchParts::from(batch.clone());
             let error = compact(batch, &mut codecs, |_| true).unwrap_err();
-            assert_eq!(visit_records(batch, &mut codecs, |_| true), Err(error.clone()));
+            let visit = |record: KeyedRecord<'_>| -> bool { panic!("{record:?} was shown") };
+            assert_eq!(visit_records(batch, &mut codecs, visit), Err(error.clone()));
             error
         };
         let damaged = EncodedBatch { crc32: good.crc32 ^ 1, ..good.clone() };
@@ -329,10 +343,16 @@ mod tests {
         }
         let version = EncodedBatch { version: 9, ..good.clone() };
         assert_eq!(refused(&version), CompactError::Version(9));
-        let unknown = EncodedBatch { compression: 9, ..good };
+        let unknown = EncodedBatch { compression: 9, ..good.clone() };
         assert_eq!(refused(&unknown), CompactError::Compression(9));
         let no_record = batch::from_payload(1, Bytes::from_static(&[0x0A, 2, 0x08, 1]));
         assert!(matches!(refused(&no_record), CompactError::Record { number: 0, .. }));
+        assert!(refused(&no_record).is_no_record_list());
+        assert!(!refused(&damaged).is_no_record_list());
+        // The first record is one.
+        let bytes = [&good.payload[..], &[0x0A, 2, 0x08, 1]].concat();
+        let late = batch::from_payload(4, Bytes::from(bytes));
+        assert!(matches!(refused(&late), CompactError::Record { number: 3, .. }));
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
 use helix_proto::compaction::{
-    BatchParts, Codecs, CompactedBatch, KeyedRecord, compact, visit_records,
+    BatchParts, Codecs, CompactError, CompactedBatch, KeyedRecord, compact, visit_records,
 };
 use helix_wal::{Entry, EntryFilter, FilteredEntry, Payload, Placement};
 
@@ -72,7 +72,8 @@ impl CleanPass {
             self.is_full |= record.key.is_some_and(|key| !self.map.set(key, offset));
             !self.is_full
         };
-        visit_records(&parts, codecs, visit).map_err(|error| broken(placement, &error))?;
+        unless_no_records(visit_records(&parts, codecs, visit))
+            .map_err(|error| broken(placement, &error))?;
         if !self.is_full {
             let next = placement.first + u64::from(placement.count);
             self.upto = next.min(end).max(self.from);
@@ -114,7 +115,8 @@ impl CleanPass {
             is_changed = !self.keeps(offsets.of(record.number), &record);
             !is_changed
         };
-        visit_records(&parts, codecs, visit).map_err(|error| broken(placement, &error))?;
+        unless_no_records(visit_records(&parts, codecs, visit))
+            .map_err(|error| broken(placement, &error))?;
         Ok(is_changed)
     }
 
@@ -131,11 +133,12 @@ impl CleanPass {
         let (head, parts) = batch_of(placement, entry)?;
         let offsets = Offsets { first: placement.first, head: &head };
         let keep = |record: KeyedRecord<'_>| self.keeps(offsets.of(record.number), &record);
-        let compacted = compact(&parts, codecs, keep).map_err(|error| broken(placement, &error))?;
+        let compacted = unless_no_records(compact(&parts, codecs, keep).map(Some))
+            .map_err(|error| broken(placement, &error))?;
         let (parts, numbers) = match compacted {
-            CompactedBatch::Unchanged => return Ok(FilteredEntry::Unchanged),
-            CompactedBatch::Empty => return Ok(FilteredEntry::Removed),
-            CompactedBatch::Smaller(parts, numbers) => (parts, numbers),
+            None | Some(CompactedBatch::Unchanged) => return Ok(FilteredEntry::Unchanged),
+            Some(CompactedBatch::Empty) => return Ok(FilteredEntry::Removed),
+            Some(CompactedBatch::Smaller(parts, numbers)) => (parts, numbers),
         };
         let delta = |number: &u32| offsets.delta(*number);
         let kept = KeptOffsets::new(placement.count, numbers.iter().map(delta).collect());
@@ -204,6 +207,14 @@ fn batch_of(
         payload: entry.payload.bytes.clone(),
     };
     Ok((head, parts))
+}
+
+/// Takes an intact batch that is no list of records as one without keys, which stays as it is.
+fn unless_no_records<T: Default>(result: Result<T, CompactError>) -> Result<T, CompactError> {
+    match result {
+        Err(error) if error.is_no_record_list() => Ok(T::default()),
+        result => result,
+    }
 }
 
 fn broken(placement: &Placement, why: &dyn std::fmt::Display) -> String {

@@ -243,6 +243,39 @@ fn a_damaged_batch_is_refused_with_its_offset() {
     assert_eq!(filtered.unwrap_err(), why);
 }
 
+/// A topic may have stored any bytes before it was compacted.
+#[test]
+fn a_batch_that_is_no_list_of_records_stays() {
+    let mut table = Table {
+        rng: seeded("a_batch_that_is_no_list_of_records_stays"),
+        appended: Vec::new(),
+        stored: Vec::new(),
+        next: 40,
+    };
+    table.append(3);
+    let mut stored = table.stored.remove(0);
+    let Head::Batch(head) = decode_head(&stored.head).unwrap() else { panic!() };
+    let bytes = Bytes::from_static(b"no records");
+    let head = BatchHead {
+        compression: 1,
+        uncompressed_bytes: 0,
+        payload_bytes: bytes.len() as u32,
+        ..head
+    };
+    let crc_seed = batch::crc_seed(head.version, head.record_count, head.compression);
+    let mut hasher = crc32fast::Hasher::new_with_initial(crc_seed);
+    hasher.update(&bytes);
+    stored.payload = Payload { bytes, crc: hasher.finalize(), crc_seed };
+    stored.head = encode_head(&Head::Batch(head));
+    let mut pass = CleanPass::new(0, 100, 1_000);
+    let mut codecs = Codecs::default();
+    pass.add(&stored.placement, &stored.bytes(), 100, &mut codecs).unwrap();
+    assert_eq!(pass.upto(), stored.placement.first + u64::from(stored.placement.count));
+    assert!(!pass.changes(&stored.placement, &stored.bytes(), &mut codecs).unwrap());
+    let filtered = pass.filter(&stored.placement, &stored.bytes(), &mut codecs).unwrap();
+    assert!(matches!(filtered, FilteredEntry::Unchanged), "{filtered:?}");
+}
+
 fn due(upto: u64, tombstones_below: u64, mark: CleanMark) -> DueRound {
     let round = CleanupState { upto, tombstones_below, ..CleanupState::default() };
     DueRound { partition: PartitionId(STREAM), log_start: 0, round, mark }
