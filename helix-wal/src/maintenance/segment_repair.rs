@@ -184,13 +184,10 @@ fn patch_pages(
     let footer = trailer.footer_start..segment.len - BLOCK_BYTES;
     let lost = |what: &str| segment.damaged(footer.clone(), what);
     let placed = placed_rows(map, trailer);
-    let begins: std::collections::BTreeSet<u32> = directory_of(map, trailer)
-        .map(|rows| rows.iter().map(|row| row.begin).collect())
-        .unwrap_or_default();
-    let begin_of: BTreeMap<u64, u32> =
-        numbered_rows::<crate::format::footer::PlacedRow>(&map.good_pages, trailer.streams)
-            .map(|(number, row)| (row.index, number))
-            .collect();
+    let directory = directory_of(map, trailer);
+    // The ends of shares, by stream and first position.
+    let shares: BTreeMap<(u64, u64), u64> =
+        directory.iter().flatten().map(|share| ((share.stream, share.first), share.next)).collect();
     let mut streams: BTreeMap<u64, u64> =
         map.frames.iter().map(|frame| (frame.id.index, frame.stream)).collect();
     streams.extend(source.entries.iter().map(|(index, entry)| (*index, entry.stream)));
@@ -214,13 +211,11 @@ fn patch_pages(
             offset: row.offset,
             frame_len: row.frame_len,
             placement,
-            begins_share: begin_of.get(&index).is_some_and(|number| begins.contains(number)),
-            // A row of the table within a share, as the directory says, if that is known.
-            spans_gap: !begins.is_empty()
-                && begin_of.get(&index).is_some_and(|number| !begins.contains(number)),
+            begins_share: placement.is_some_and(|it| shares.contains_key(&(it.stream, it.first))),
+            spans_gap: placement.is_some_and(|it| is_within(&shares, &it)),
         });
     }
-    let end = SegmentEnd {
+    let end = || SegmentEnd {
         segment: segment.id,
         identity_crc: crc32fast::hash(&shared.identity),
         file_len: segment.len,
@@ -228,7 +223,13 @@ fn patch_pages(
         gathered: trailer.gathered,
         context: trailer.context.clone(),
     };
-    let built = build(&entries, end).filter(|built| built.trailer == *trailer);
+    let fits =
+        |entries: &[SealedEntry]| build(entries, end()).filter(|built| built.trailer == *trailer);
+    let built = fits(&entries).or_else(|| {
+        // Without the directory: shares without gaps, or else cleaned ones, each as long as it can.
+        entries.iter_mut().for_each(|entry| entry.spans_gap = true);
+        directory.is_none().then(|| fits(&entries)).flatten()
+    });
     let built = built.ok_or_else(|| lost("the footer cannot be derived from the frames"))?;
     for (number, page) in (0..).zip(built.pages.chunks(BLOCK)) {
         if map.good_pages.get(&number).is_some_and(|good| good != page) {
@@ -239,6 +240,13 @@ fn patch_pages(
         }
     }
     Ok(())
+}
+
+/// Returns whether a placement continues a share of its stream, also after a gap.
+fn is_within(shares: &BTreeMap<(u64, u64), u64>, placement: &Placement) -> bool {
+    let Placement { stream, first, .. } = *placement;
+    let share = shares.range((stream, 0)..(stream, first)).next_back();
+    share.is_some_and(|(_, next)| first < *next)
 }
 
 /// Returns the rows of the index table, or as many as the frames tell.

@@ -496,10 +496,12 @@ fn detects_every_relevant_bit_flip() {
 
 #[test]
 fn detects_every_relevant_bit_flip_of_compacted_log() {
-    let tally = flip_bits(&Golden::compacted(), 60_u64.saturating_sub(10 * rounds()).max(2));
-    println!("{tally:?}");
-    assert_eq!(tally.of(DamageClass::Truncated), 0, "every group has a sync marker");
-    assert!(tally.of(DamageClass::Refused) > 0 && tally.of(DamageClass::Reported) > 0);
+    for golden in [Golden::compacted(), Golden::cleaned()] {
+        let tally = flip_bits(&golden, 60_u64.saturating_sub(10 * rounds()).max(2));
+        println!("{tally:?}");
+        assert_eq!(tally.of(DamageClass::Truncated), 0, "every group has a sync marker");
+        assert!(tally.of(DamageClass::Refused) > 0 && tally.of(DamageClass::Reported) > 0);
+    }
 }
 
 #[test]

@@ -117,7 +117,9 @@ fn flip_and_repair(
 #[test]
 fn flipped_bit_of_a_sealed_segment_is_repaired_from_other_replicas() {
     let mut rng = TestRng::new(seed("flipped_bit_of_a_sealed_segment_is_repaired"));
-    for (what, mut golden) in [("chain", Golden::marked()), ("cold", Golden::compacted())] {
+    for (what, mut golden) in
+        [("chain", Golden::marked()), ("cold", Golden::compacted()), ("cleaned", Golden::cleaned())]
+    {
         let others = others(&golden);
         let mut counts = Counts::default();
         drop(open(&golden.disk));
