@@ -63,6 +63,7 @@ impl Exit {
                 | ErrorReason::RecordTooLarge
                 | ErrorReason::CorruptBatch
                 | ErrorReason::EmptyBatch
+                | ErrorReason::KeyRequired
                 | ErrorReason::RecordCountMismatch,
             ) => return Self::Error,
             _ => {}
@@ -106,6 +107,7 @@ mod tests {
             (R::ProducerFenced, Exit::Precondition),
             (R::InvalidArgument, Exit::Usage),
             (R::RecordTooLarge, Exit::Error),
+            (R::KeyRequired, Exit::Error),
             (R::NotLeader, Exit::Unavailable),
             (R::NoLeader, Exit::Unavailable),
             (R::Draining, Exit::Unavailable),
