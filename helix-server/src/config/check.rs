@@ -30,6 +30,9 @@ const OTHERS_MAX: usize = 5;
 /// With less, a shard would mostly write checkpoints.
 const CHECKPOINT_BYTES_MIN: u64 = 64 << 10;
 
+/// With less, a leader would begin rounds of compaction by key all the time.
+const CLEANER_LAG_MIN: Duration = Duration::from_secs(1);
+
 /// Valid node ids: a replica id has 32 bits for the node.
 const NODE_IDS: std::ops::RangeInclusive<u64> = 1..=u32::MAX as u64;
 
@@ -106,8 +109,8 @@ impl ServerConfig {
         let what = "choose 1 to 100";
         problems.expect(is_share, "cleaner-dirty-percent", &self.cleaner_dirty_percent, what);
         let lag = self.cleaner_lag;
-        let what = "is zero; choose at least 1s";
-        problems.expect(!lag.is_zero(), "cleaner-lag", &format_args!("{lag:?}"), what);
+        let what = "choose at least 1s";
+        problems.expect(lag >= CLEANER_LAG_MIN, "cleaner-lag", &format_args!("{lag:?}"), what);
         let timeouts = ELECTION_TIMEOUT_MS_MIN..=ELECTION_TIMEOUT_MS_MAX;
         problems.expect(
             timeouts.contains(&self.election_timeout_ms),
@@ -403,8 +406,10 @@ mod tests {
             let wrong = ServerConfig { cleaner_dirty_percent, ..ServerConfig::default() };
             assert_eq!(flags(&wrong), ["cleaner-dirty-percent"]);
         }
-        let hasty = ServerConfig { cleaner_lag: Duration::ZERO, ..ServerConfig::default() };
-        assert_eq!(flags(&hasty), ["cleaner-lag"]);
+        for cleaner_lag in [Duration::ZERO, Duration::from_millis(999)] {
+            let hasty = ServerConfig { cleaner_lag, ..ServerConfig::default() };
+            assert_eq!(flags(&hasty), ["cleaner-lag"]);
+        }
         for election_timeout_ms in [0, 149, 3_001] {
             let hasty = ServerConfig { election_timeout_ms, ..ServerConfig::default() };
             assert_eq!(flags(&hasty), ["election-timeout-ms"]);
