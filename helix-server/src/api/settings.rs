@@ -192,27 +192,29 @@ pub(super) fn change(
 
 fn retention_us(config: &wire::TopicConfig) -> Result<Option<u64>> {
     let field = "config.retention_time";
-    config.retention_time.map(|time| micros(field, time)).transpose()
+    config.retention_time.map(|time| micros(field, time, "for no limit")).transpose()
 }
 
 fn tombstone_retention_us(config: &wire::TopicConfig) -> Result<Option<u64>> {
     let field = "config.tombstone_retention_time";
-    config.tombstone_retention_time.map(|time| micros(field, time)).transpose()
+    let zero = "to remove tombstones at once";
+    config.tombstone_retention_time.map(|time| micros(field, time, zero)).transpose()
 }
 
-fn micros(field: &'static str, duration: prost_types::Duration) -> Result<u64> {
+/// Converts a time. `zero` says what 0 is for.
+fn micros(field: &'static str, duration: prost_types::Duration, zero: &str) -> Result<u64> {
     let duration = time::from_duration(field, duration)?;
-    // Neither may silently become "unlimited": 0, or a time that never passes.
+    // Neither may silently become something else: 0, or a time that never passes.
     match u64::try_from(duration.as_micros()) {
         Ok(0) if !duration.is_zero() => Err(Error::InvalidArgument {
             field,
-            what: format!("must be at least a microsecond, or 0 for no limit, not {duration:?}"),
+            what: format!("must be at least a microsecond, or 0 {zero}, not {duration:?}"),
         }),
         Ok(micros) => Ok(micros),
         Err(_) => Err(Error::InvalidArgument {
             field,
             what: format!(
-                "must be at most {} seconds, or 0 for no limit, not {}",
+                "must be at most {} seconds, or 0 {zero}, not {}",
                 u64::MAX / 1_000_000,
                 duration.as_secs()
             ),
@@ -345,6 +347,10 @@ mod tests {
         for (seconds, nanos) in [(0, 1), (0, 999), (18_446_744_073_710, 0), (i64::MAX, 0)] {
             let error = retention_us(seconds, nanos).unwrap_err().to_string();
             assert!(error.contains("or 0 for no limit"), "{seconds} {nanos}: {error}");
+            let tombstone_retention_time = Some(prost_types::Duration { seconds, nanos });
+            let config = wire::TopicConfig { tombstone_retention_time, ..Default::default() };
+            let error = tombstone_retention_us(&config).unwrap_err().to_string();
+            assert!(error.contains("or 0 to remove tombstones at once"), "{error}");
         }
     }
 
