@@ -221,28 +221,23 @@ impl Shard {
             let wal = self.wal.clone();
             move |how: ReadMode| wal.read_stream(partition.0, from, below, bytes_max, how)
         };
-        let read = self.reads.run(read_from(offset)).await;
-        let read = match read {
-            Err(helix_wal::Error::Trimmed { first, .. }) if first > offset => {
-                // Retention may have deleted them, or compaction the first ones that it has left.
-                let is_gap = first <= self.gaps_below(partition, offset, from)?;
-                if !is_gap || offset < self.watermarks(partition)?.log_start {
-                    return Err(self.missing_offset(partition, offset, from));
-                }
-                if first >= below {
-                    return Ok(ShardRead { batches: Vec::new(), next_offset: below, watermarks });
-                }
-                self.reads.run(read_from(first)).await
-            }
-            read => read,
-        };
-        let mut stored = match read {
-            Ok(stored) => stored,
-            // Trimmed or deleted meanwhile.
-            Err(helix_wal::Error::Trimmed { .. }) => {
+        let mut position = offset;
+        let mut stored = loop {
+            let first = match self.reads.run(read_from(position)).await {
+                Ok(stored) => break stored,
+                Err(helix_wal::Error::Trimmed { first, .. }) => first,
+                Err(error) => return Err(self.read_error(error)),
+            };
+            // Retention may have deleted them, or compaction the first ones that it had left. It
+            // may do so again before the next attempt, which begins later each time.
+            let is_gap = first > position && first <= self.gaps_below(partition, offset, from)?;
+            if !is_gap || offset < self.watermarks(partition)?.log_start {
                 return Err(self.missing_offset(partition, offset, from));
             }
-            Err(error) => return Err(self.read_error(error)),
+            if first >= below {
+                return Ok(ShardRead { batches: Vec::new(), next_offset: below, watermarks });
+            }
+            position = first;
         };
         // Asked again: a round may have been decided and done meanwhile, or a snapshot installed.
         let gaps_below = self.gaps_below(partition, offset, from)?;
