@@ -97,7 +97,7 @@ pub(super) async fn run(shard: Arc<Shard>) {
                 // More may be due: the next pass, or other partitions.
                 Ok(true) => {}
                 Ok(false) => break,
-                Err(why) => {
+                Err(PassError { why, .. }) => {
                     tracing::warn!(shard_id = shard.id(), why, "cannot compact by key yet");
                     tokio::select! {
                         biased;
@@ -138,8 +138,8 @@ fn compacted(state: &ShardState) -> impl Iterator<Item = &Partition> {
 /// Does one pass over some of the partitions. Returns false if none can be cleaned now.
 ///
 /// # Errors
-/// The text says why the pass failed; the partitions are reported as uncleanable.
-async fn clean_some(shard: &Arc<Shard>, due: &[DueRound]) -> Result<bool, String> {
+/// Says why the pass failed; the partitions are reported as uncleanable.
+async fn clean_some(shard: &Arc<Shard>, due: &[DueRound]) -> Result<bool, PassError> {
     let mut passes = BTreeMap::new();
     let mut marks = BTreeMap::new();
     let mut dirty = BTreeMap::new();
@@ -154,13 +154,13 @@ async fn clean_some(shard: &Arc<Shard>, due: &[DueRound]) -> Result<bool, String
         let pass = CleanPass::new(due.clean(), tombstones_below, map_bytes);
         let filled = match fill(shard, &due, pass, end).await {
             Ok(pass) => find_dirty(shard, &due, pass).await,
-            Err(why) => Err(why),
+            Err(error) => Err(error),
         };
         let (pass, ranges) = match filled {
             Ok(filled) => filled,
-            Err(why) => {
-                shard.cleaner.fail([due.partition], &why);
-                failure = Some(why);
+            Err(error) => {
+                shard.cleaner.fail([due.partition], &error);
+                failure = Some(error);
                 continue;
             }
         };
@@ -183,7 +183,8 @@ async fn clean_some(shard: &Arc<Shard>, due: &[DueRound]) -> Result<bool, String
     let filter = Arc::new(CleanFilter::new(passes));
     // Ignored where the shard has closed meanwhile.
     let done_sender = Box::new(move |result| drop(sender.send(result)));
-    shard.wal.clean(CleanRequest { filter, below, dirty, marks, done: done_sender });
+    let request = CleanRequest { filter: filter.clone(), below, dirty, marks, done: done_sender };
+    shard.wal.clean(request);
     match done.await {
         Ok(Ok(())) => {
             shard.cleaner.succeed(&partitions);
@@ -191,12 +192,14 @@ async fn clean_some(shard: &Arc<Shard>, due: &[DueRound]) -> Result<bool, String
         }
         Ok(Err(error)) => {
             shard.reads.note(&error);
-            let why = error.to_string();
+            let mut error = PassError::from(error);
+            // The log says the same of a batch that the filter refuses, and of a busy segment.
+            error.is_transient &= !filter.has_refused();
             // Only one of several may be the reason, so they are tried one by one next.
-            shard.cleaner.fail(partitions, &why);
-            Err(why)
+            shard.cleaner.fail(partitions, &error);
+            Err(error)
         }
-        Err(_) => Err("the log is closed".to_owned()),
+        Err(_) => Err(helix_wal::Error::Closed.into()),
     }
 }
 
@@ -214,7 +217,7 @@ async fn fill(
     due: &DueRound,
     mut pass: CleanPass,
     end: u64,
-) -> Result<CleanPass, String> {
+) -> Result<CleanPass, PassError> {
     let partition = due.partition.0;
     let mut offset = due.clean();
     let mut codecs = Codecs::default();
@@ -235,9 +238,9 @@ async fn fill(
             if found.is_empty() {
                 offset = end;
             }
-            Ok::<_, String>((pass, codecs, offset, bytes))
+            Ok::<_, PassError>((pass, codecs, offset, bytes))
         };
-        let done = shard.reads.cold(work).await.map_err(|error| error.to_string())?;
+        let done = shard.reads.cold(work).await?;
         let bytes;
         (pass, codecs, offset, bytes) = done?;
         pause_after(shard, bytes).await;
@@ -254,7 +257,7 @@ async fn find_dirty(
     shard: &Shard,
     due: &DueRound,
     mut pass: CleanPass,
-) -> Result<(CleanPass, Vec<Range<u64>>), String> {
+) -> Result<(CleanPass, Vec<Range<u64>>), PassError> {
     let partition = due.partition.0;
     let mut codecs = Codecs::default();
     let mut ranges: Vec<Range<u64>> = Vec::new();
@@ -283,9 +286,9 @@ async fn find_dirty(
                 if found.is_empty() {
                     offset = end;
                 }
-                Ok::<_, String>((pass, codecs, offset, changed, bytes))
+                Ok::<_, PassError>((pass, codecs, offset, changed, bytes))
             };
-            let done = shard.reads.cold(work).await.map_err(|error| error.to_string())?;
+            let done = shard.reads.cold(work).await?;
             let (bytes, changed);
             (pass, codecs, offset, changed, bytes) = done?;
             pause_after(shard, bytes).await;
@@ -311,18 +314,47 @@ fn read(
     wal: &Wal,
     reads: &DiskReads,
     stream: u64,
-    offset: u64,
+    mut offset: u64,
     end: u64,
-) -> Result<Vec<StoredEntry>, String> {
-    let read = |offset| wal.read_stream(stream, offset, end, CLEANER_READ_BYTES, ReadMode::Direct);
-    let found = match read(offset) {
-        // The first records were removed, or retention has deleted them meanwhile.
-        Err(helix_wal::Error::Trimmed { first, .. }) if first > offset && first < end => {
-            read(first)
+) -> Result<Vec<StoredEntry>, PassError> {
+    loop {
+        match wal.read_stream(stream, offset, end, CLEANER_READ_BYTES, ReadMode::Direct) {
+            Ok(found) => return Ok(found.unwrap_or_default()),
+            Err(helix_wal::Error::Trimmed { first, .. }) if first >= end => return Ok(Vec::new()),
+            // The first records were removed, or retention has deleted them meanwhile.
+            Err(helix_wal::Error::Trimmed { first, .. }) if first > offset => offset = first,
+            Err(error) => {
+                reads.note(&error);
+                return Err(error.into());
+            }
         }
-        Err(helix_wal::Error::Trimmed { first, .. }) if first >= end => Ok(Some(Vec::new())),
-        found => found,
-    };
-    let found = found.inspect_err(|error| reads.note(error));
-    found.map(Option::unwrap_or_default).map_err(|error| error.to_string())
+    }
+}
+
+/// The reason why a pass ended early.
+#[derive(Debug)]
+struct PassError {
+    why: String,
+    /// The next attempt may succeed, and nothing is wrong with the partition.
+    is_transient: bool,
+}
+
+impl From<String> for PassError {
+    fn from(why: String) -> Self {
+        Self { why, is_transient: false }
+    }
+}
+
+impl From<helix_wal::Error> for PassError {
+    fn from(error: helix_wal::Error) -> Self {
+        let is_unusable = matches!(error, helix_wal::Error::Unusable(_) | helix_wal::Error::Closed);
+        Self { why: error.to_string(), is_transient: is_unusable || error.is_shortage() }
+    }
+}
+
+impl From<std::io::Error> for PassError {
+    /// A task that was not run, because the runtime ends.
+    fn from(error: std::io::Error) -> Self {
+        Self { why: error.to_string(), is_transient: true }
+    }
 }

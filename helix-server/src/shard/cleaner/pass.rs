@@ -2,6 +2,7 @@
 //! Pure; the log reads the entries and rewrites them.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use helix_proto::compaction::{
@@ -224,13 +225,19 @@ fn broken(placement: &Placement, why: &dyn std::fmt::Display) -> String {
 /// The passes of several partitions, as a filter of the log.
 #[derive(Debug)]
 pub(super) struct CleanFilter {
-    pub(super) passes: BTreeMap<u64, CleanPass>,
+    passes: BTreeMap<u64, CleanPass>,
     codecs: Mutex<Codecs>,
+    has_refused: AtomicBool,
 }
 
 impl CleanFilter {
     pub(super) fn new(passes: BTreeMap<u64, CleanPass>) -> Self {
-        Self { passes, codecs: Mutex::default() }
+        Self { passes, codecs: Mutex::default(), has_refused: AtomicBool::new(false) }
+    }
+
+    /// Returns whether an entry was refused.
+    pub(super) fn has_refused(&self) -> bool {
+        self.has_refused.load(Ordering::Relaxed)
     }
 }
 
@@ -241,6 +248,8 @@ impl EntryFilter for CleanFilter {
         };
         let mut codecs = self.codecs.lock().unwrap_or_else(PoisonError::into_inner);
         let stored = StoredBytes { head: &entry.head, payload: &entry.payload };
-        pass.filter(placement, &stored, &mut codecs)
+        let filtered = pass.filter(placement, &stored, &mut codecs);
+        self.has_refused.fetch_or(filtered.is_err(), Ordering::Relaxed);
+        filtered
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::super::Shard;
-use super::{DueRound, compacted, due_rounds, with_rounds};
+use super::{DueRound, PassError, compacted, due_rounds, with_rounds};
 use crate::limits::{CLEANER_STREAMS_MAX, CLEANUP_REPORT_MAX};
 use crate::log::{Partition, PartitionId};
 use crate::sync;
@@ -23,7 +23,7 @@ pub struct PartitionCleanup {
     pub uncleanable: Option<String>,
 }
 
-/// Figures of the cleaner of a shard since it was opened.
+/// Statistics of the cleaner of a shard since it was opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct CleanerStats {
     /// Passes that were completed.
@@ -32,7 +32,7 @@ pub struct CleanerStats {
     pub read_bytes: u64,
     /// Partitions whose decided round is not done here.
     pub behind_partitions: u64,
-    /// Partitions whose last attempt failed.
+    /// Partitions whose last attempts failed.
     pub uncleanable_partitions: u64,
     /// Bytes of compacted partitions in this log.
     pub table_bytes: u64,
@@ -52,8 +52,8 @@ pub(in crate::shard) struct CleanerReport {
 struct ReportState {
     passes: u64,
     read_bytes: u64,
-    /// Partitions that could not be cleaned.
-    uncleanable: BTreeMap<PartitionId, CleanFailure>,
+    /// Partitions whose last attempt failed.
+    failures: BTreeMap<PartitionId, CleanFailure>,
     /// The last partition that had its turn.
     last_turn: Option<PartitionId>,
     /// When decided rounds began to wait for segments.
@@ -68,19 +68,37 @@ struct ReportState {
 struct CleanFailure {
     why: String,
     attempts: u32,
+    /// The partition counts as uncleanable.
+    is_reported: bool,
 }
 
+/// Attempts after which a reason that should have passed is reported.
+const TRANSIENT_MAX: u32 = 3;
+
 impl CleanFailure {
-    fn new(why: &str, attempts: u32) -> Self {
-        Self { why: why.to_owned(), attempts: attempts.saturating_add(1) }
+    fn new(error: &PassError, attempts_before: u32) -> Self {
+        let attempts = attempts_before.saturating_add(1);
+        let is_reported = !error.is_transient || attempts >= TRANSIENT_MAX;
+        Self { why: error.why.clone(), attempts, is_reported }
+    }
+}
+
+impl ReportState {
+    fn uncleanable(&self) -> impl Iterator<Item = (&PartitionId, &CleanFailure)> {
+        self.failures.iter().filter(|(_, failure)| failure.is_reported)
     }
 }
 
 impl CleanerReport {
+    pub(super) fn uncleanable(&self) -> Vec<(PartitionId, String)> {
+        let inner = sync::lock(&self.inner);
+        inner.uncleanable().map(|(id, failure)| (*id, failure.why.clone())).collect()
+    }
+
     /// Forgets failures of partitions that no longer have to be cleaned.
     pub(super) fn retain(&self, due: &[DueRound]) {
         let mut inner = sync::lock(&self.inner);
-        inner.uncleanable.retain(|id, _| due.iter().any(|due| due.partition == *id));
+        inner.failures.retain(|id, _| due.iter().any(|due| due.partition == *id));
     }
 
     /// Chooses the partitions of the next pass, from the one after the last turn on: a table that
@@ -91,7 +109,7 @@ impl CleanerReport {
         due: impl Iterator<Item = (DueRound, u64)>,
     ) -> Vec<(DueRound, u64)> {
         let inner = sync::lock(&self.inner);
-        let attempts = |due: &DueRound| inner.uncleanable.get(&due.partition).map(|it| it.attempts);
+        let attempts = |due: &DueRound| inner.failures.get(&due.partition).map(|it| it.attempts);
         let (mut failed, mut fine): (Vec<_>, Vec<_>) =
             due.partition(|(due, _)| attempts(due).is_some());
         if fine.is_empty() {
@@ -110,11 +128,15 @@ impl CleanerReport {
         sync::lock(&self.inner).last_turn = Some(partition);
     }
 
-    pub(super) fn fail(&self, partitions: impl IntoIterator<Item = PartitionId>, why: &str) {
+    pub(super) fn fail(
+        &self,
+        partitions: impl IntoIterator<Item = PartitionId>,
+        error: &PassError,
+    ) {
         let mut inner = sync::lock(&self.inner);
         for partition in partitions {
-            let attempts = inner.uncleanable.get(&partition).map_or(0, |it| it.attempts);
-            inner.uncleanable.insert(partition, CleanFailure::new(why, attempts));
+            let attempts = inner.failures.get(&partition).map_or(0, |it| it.attempts);
+            inner.failures.insert(partition, CleanFailure::new(error, attempts));
         }
     }
 
@@ -122,7 +144,7 @@ impl CleanerReport {
         let mut inner = sync::lock(&self.inner);
         inner.passes += 1;
         for partition in partitions {
-            inner.uncleanable.remove(partition);
+            inner.failures.remove(partition);
         }
     }
 
@@ -234,7 +256,7 @@ impl Shard {
         }
         let mark = self.wal.clean_mark(partition.0);
         let inner = sync::lock(&self.cleaner.inner);
-        let failure = inner.uncleanable.get(&partition);
+        let failure = inner.failures.get(&partition).filter(|failure| failure.is_reported);
         Some(PartitionCleanup {
             clean_offset: mark.upto.max(log_start).min(round.upto),
             decided_offset: round.upto,
@@ -244,8 +266,7 @@ impl Shard {
 
     /// Returns partitions that this replica cannot compact, and why.
     pub fn uncleanable(&self) -> Vec<(PartitionId, String)> {
-        let inner = sync::lock(&self.cleaner.inner);
-        inner.uncleanable.iter().map(|(id, failure)| (*id, failure.why.clone())).collect()
+        self.cleaner.uncleanable()
     }
 
     pub fn cleaner_stats(&self) -> CleanerStats {
@@ -259,7 +280,7 @@ impl Shard {
             passes: inner.passes,
             read_bytes: inner.read_bytes,
             behind_partitions: behind,
-            uncleanable_partitions: inner.uncleanable.len() as u64,
+            uncleanable_partitions: inner.uncleanable().count() as u64,
         }
     }
 

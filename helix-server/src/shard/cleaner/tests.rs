@@ -14,7 +14,7 @@ use rand::rngs::StdRng;
 use tokio::time::Instant;
 
 use super::pass::{CleanPass, StoredBytes};
-use super::{CleanerReport, DueRound};
+use super::{CleanerReport, DueRound, PassError};
 use crate::log::testing::seeded;
 use crate::log::{BatchHead, CleanupState, Condition, Head, PartitionId};
 use crate::raft::{decode_head, encode_head};
@@ -311,14 +311,26 @@ fn partitions_that_failed_wait_for_others_and_take_turns() {
     assert_eq!(chosen(&[1, 2, 3]), [3, 1, 2], "whatever the first two leave to do");
     report.end_turn(PartitionId(3));
     assert_eq!(chosen(&[1, 2, 3]), [1, 2, 3]);
-    report.fail([PartitionId(1), PartitionId(2)], "why");
+    let fail = |ids: &[u64], is_transient| {
+        let error = PassError { why: "why".to_owned(), is_transient };
+        report.fail(ids.iter().map(|id| PartitionId(*id)), &error);
+    };
+    fail(&[1, 2], false);
     assert_eq!(chosen(&[1, 2, 3]), [3]);
     assert_eq!(chosen(&[1, 2]), [1], "alone");
-    report.fail([PartitionId(1)], "why");
+    fail(&[1], false);
     assert_eq!(chosen(&[1, 2]), [2], "in turn");
-    report.fail([PartitionId(2)], "why");
+    fail(&[2], false);
     report.succeed(&[PartitionId(1)]);
     assert_eq!(chosen(&[1, 2]), [1]);
+    let uncleanable = || report.uncleanable().into_iter().map(|(id, _)| id.0).collect::<Vec<_>>();
+    assert_eq!(uncleanable(), [2]);
+    // What may pass is reported only once it has not.
+    fail(&[1], true);
+    fail(&[1], true);
+    assert_eq!((chosen(&[1]), uncleanable()), (vec![1], vec![2]));
+    fail(&[1], true);
+    assert_eq!(uncleanable(), [1, 2]);
 }
 
 #[tokio::test(start_paused = true)]
