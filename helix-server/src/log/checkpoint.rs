@@ -177,6 +177,7 @@ impl ShardState {
                 return Err(broken("duplicate partition"));
             }
         }
+        self.cleanup.set_topic(id, settings.is_compacted());
         match self.topics.insert(id, ShardTopic { settings, partitions }) {
             None => Ok(()),
             Some(_) => Err(broken("duplicate topic")),
@@ -208,6 +209,7 @@ impl ShardState {
         partition.log_start = row.log_start;
         partition.next_offset = row.next_offset;
         partition.last_time_us = row.last_time_us;
+        self.cleanup.set_partition(partition);
         Ok(())
     }
 }

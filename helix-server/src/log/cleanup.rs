@@ -1,6 +1,8 @@
 //! Progress of a partition's compaction by key, as its shard's log has decided it.
 
-use super::Partition;
+use std::collections::BTreeSet;
+
+use super::{Partition, PartitionId, ShardState};
 
 /// A round of compaction that the log decided for a partition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -91,13 +93,56 @@ impl Partition {
     }
 }
 
+/// Finds the partitions of a shard that compaction by key concerns, without a scan of the others.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(super) struct CleanupIndex {
+    /// Topics that are compacted.
+    topics: BTreeSet<u64>,
+    /// Partitions that had a round.
+    partitions: BTreeSet<PartitionId>,
+}
+
+impl CleanupIndex {
+    /// Records whether a topic is compacted.
+    pub(super) fn set_topic(&mut self, topic_id: u64, is_compacted: bool) {
+        if is_compacted {
+            self.topics.insert(topic_id);
+        } else {
+            self.topics.remove(&topic_id);
+        }
+    }
+
+    /// Records the state of a partition.
+    pub(super) fn set_partition(&mut self, partition: &Partition) {
+        if !partition.cleanup.is_default() {
+            self.partitions.insert(partition.id);
+        }
+    }
+
+    pub(super) fn drop_partition(&mut self, id: PartitionId) {
+        self.partitions.remove(&id);
+    }
+}
+
+impl ShardState {
+    /// Returns the partitions that had a round, also those whose topic is no longer compacted.
+    pub fn partitions_with_rounds(&self) -> impl Iterator<Item = &Partition> {
+        self.cleanup.partitions.iter().filter_map(|id| self.partition(*id))
+    }
+
+    /// Returns the partitions of compacted topics.
+    pub fn compacted_partitions(&self) -> impl Iterator<Item = &Partition> {
+        self.cleanup.topics.iter().flat_map(|topic_id| self.topic_partitions(*topic_id))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
 
     use super::super::{
-        BatchHead, Condition, Effects, Head, PartitionId, PartitionRun, PartitionSettings,
-        ShardCommand, ShardState, StateLimits,
+        BatchHead, Condition, Effects, Head, PartitionRun, PartitionSettings, ShardCommand,
+        StateLimits,
     };
     use super::*;
 
@@ -219,6 +264,8 @@ mod tests {
         ];
         for (index, head) in (1..).zip(&heads) {
             state.apply(index, head, &mut Effects::default());
+            assert_eq!(state.compacted_partitions().count(), 1);
+            assert_eq!(state.partitions_with_rounds().count(), usize::from(index >= 3));
         }
         let progress = CleanupState {
             upto: 80,
@@ -233,5 +280,16 @@ mod tests {
         assert_eq!(state.partition(id).unwrap().cleanup, progress);
         let decoded = ShardState::decode(&state.encode()).unwrap();
         assert_eq!(decoded.partition(id).unwrap().cleanup, progress);
+        assert_eq!(decoded, state);
+
+        // The index follows the topic.
+        let settings = PartitionSettings { version: 9, cleanup: 0, ..settings };
+        let update = Head::Shard(ShardCommand::UpdateSettings { topic_id: 1, settings });
+        state.apply(10, &update, &mut Effects::default());
+        assert_eq!(state.compacted_partitions().count(), 0);
+        assert_eq!(state.partitions_with_rounds().count(), 1, "replicas finish it");
+        let drop = Head::Shard(ShardCommand::DropTopic { cluster_version: 3, topic_id: 1 });
+        state.apply(11, &drop, &mut Effects::default());
+        assert_eq!(state.partitions_with_rounds().count(), 0);
     }
 }

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use super::cleanup::CleanupIndex;
 use super::{
     BatchHead, GroupTable, Head, Partition, PartitionId, PartitionRun, PartitionSettings,
     ProducerTable, Refusal, SequenceVerdict, ShardCommand, Verdict,
@@ -73,6 +74,7 @@ pub struct ShardState {
     /// Index up to which replicas may purge the log. Only grows.
     pub(super) released: u64,
     pub(super) groups: GroupTable,
+    pub(super) cleanup: CleanupIndex,
 }
 
 /// The part of a topic that is in this shard.
@@ -94,6 +96,7 @@ impl ShardState {
             dropped: BTreeMap::new(),
             released: 0,
             groups: GroupTable::default(),
+            cleanup: CleanupIndex::default(),
         }
     }
 
@@ -274,6 +277,7 @@ impl ShardState {
                 for (id, round) in rounds {
                     if let Some(partition) = self.partitions.get_mut(id) {
                         partition.begin_cleanup(at, *round);
+                        self.cleanup.set_partition(partition);
                     }
                 }
             }
@@ -314,6 +318,7 @@ impl ShardState {
             effects.created.push(id);
         }
         if !topic.partitions.is_empty() {
+            self.cleanup.set_topic(topic_id, topic.settings.is_compacted());
             self.topics.insert(topic_id, topic);
         }
     }
@@ -329,6 +334,7 @@ impl ShardState {
             return;
         }
         topic.settings = Arc::new(*settings);
+        self.cleanup.set_topic(topic_id, settings.is_compacted());
         for (_, id) in &topic.partitions {
             if let Some(partition) = self.partitions.get_mut(id) {
                 partition.settings = topic.settings.clone();
@@ -339,11 +345,13 @@ impl ShardState {
 
     fn drop_topic(&mut self, topic_id: u64, effects: &mut Effects) {
         let Some(topic) = self.topics.remove(&topic_id) else { return };
+        self.cleanup.set_topic(topic_id, false);
         for run in PartitionRun::cover(&topic.partitions) {
             self.record_dropped(run);
         }
         for (_, id) in topic.partitions {
             self.partitions.remove(&id);
+            self.cleanup.drop_partition(id);
             self.producers.forget(id);
             effects.dropped.push(id);
         }

@@ -22,7 +22,7 @@ use tokio::sync::oneshot;
 
 use super::Shard;
 use crate::limits::{CLEANER_INTERVAL, CLEANER_READ_BYTES, CLEANER_READ_RATE, CLEANER_RETRY_DELAY};
-use crate::log::{CleanupState, Partition, PartitionId, ShardState};
+use crate::log::{CleanupState, Partition, PartitionId};
 use crate::raft::DiskReads;
 use pass::{CleanFilter, CleanPass, StoredBytes};
 pub(super) use report::CleanerReport;
@@ -120,19 +120,8 @@ fn due_rounds(shard: &Shard) -> Vec<DueRound> {
     let mark = |partition: &Partition| marks.get(&partition.id.0).copied().unwrap_or_default();
     shard.machine.read_state(|state| {
         let due = |partition: &Partition| DueRound::of(partition, mark(partition));
-        with_rounds(state).filter_map(due).collect()
+        state.partitions_with_rounds().filter_map(due).collect()
     })
-}
-
-/// Returns the partitions that have had a round, also those whose topic is no longer compacted.
-fn with_rounds(state: &ShardState) -> impl Iterator<Item = &Partition> {
-    state.partitions().filter(|partition| !partition.cleanup.is_default())
-}
-
-/// Returns the partitions of compacted topics, without a look at those of other topics.
-fn compacted(state: &ShardState) -> impl Iterator<Item = &Partition> {
-    let topics = state.topics().filter(|(_, settings, _)| settings.is_compacted());
-    topics.flat_map(|(topic_id, ..)| state.topic_partitions(topic_id))
 }
 
 /// Does one pass over some of the partitions. Returns false if none can be cleaned now.

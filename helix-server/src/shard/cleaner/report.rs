@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::super::Shard;
-use super::{DueRound, PassError, compacted, due_rounds, with_rounds};
+use super::{DueRound, PassError, due_rounds};
 use crate::limits::{CLEANER_STREAMS_MAX, CLEANUP_REPORT_MAX};
 use crate::log::{Partition, PartitionId};
 use crate::sync;
@@ -196,7 +196,7 @@ impl Shard {
             // After a restart the state may have entries that were not applied since.
             let mut known = 0;
             let mut not_clean = Vec::new();
-            for it in with_rounds(state) {
+            for it in state.partitions_with_rounds() {
                 known = known.max(it.cleanup.round_index).max(it.cleanup.cleaned_index);
                 match DueRound::of(it, mark(it)) {
                     _ if is_memory => not_clean.push((it.id.0, 0)),
@@ -223,7 +223,7 @@ impl Shard {
                 let upto = marks.get(&it.id.0).map_or(0, |mark| mark.upto);
                 upto.max(it.log_start) < it.cleanup.cleaned
             };
-            with_rounds(state).filter(is_blocked).count() as u64
+            state.partitions_with_rounds().filter(is_blocked).count() as u64
         })
     }
 
@@ -288,9 +288,9 @@ impl Shard {
     /// of as many partitions as one pass takes.
     fn dirty(&self) -> (u64, u64, Duration) {
         let of = |it: &Partition| (it.id, it.log_start, it.cleanup.upto);
-        let tables: Vec<(PartitionId, u64, u64)> = self
-            .machine
-            .read_state(|state| compacted(state).take(CLEANER_STREAMS_MAX).map(of).collect());
+        let tables: Vec<(PartitionId, u64, u64)> = self.machine.read_state(|state| {
+            state.compacted_partitions().take(CLEANER_STREAMS_MAX).map(of).collect()
+        });
         let now_us = self.clock.retention_us().unwrap_or(0);
         let (mut all, mut dirty, mut lag_us) = (0, 0, 0);
         for (id, log_start, upto) in tables {

@@ -5,7 +5,6 @@ use std::time::Duration;
 use helix_wal::StreamRow;
 
 use super::super::Shard;
-use super::compacted;
 use crate::log::{CleanupRound, CleanupState, Partition, PartitionId};
 
 /// State and size of a compacted partition on the leader.
@@ -124,7 +123,7 @@ impl Shard {
             state: it.cleanup,
             next_offset: it.next_offset,
         };
-        self.machine.read_state(|state| compacted(state).map(of).collect())
+        self.machine.read_state(|state| state.compacted_partitions().map(of).collect())
     }
 
     /// Returns the next round of a partition, if one is due.
