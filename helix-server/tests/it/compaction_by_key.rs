@@ -242,8 +242,8 @@ async fn the_latest_record_of_each_key_stays_at_its_offset() {
     let before = table.check(false).await;
     let mut table = table.restart(config.clone()).await;
     assert_eq!(table.check(false).await, before);
-    tokio::time::sleep(Duration::from_millis(2_500)).await;
-    assert_eq!(table.stats().await.passes, 0, "{:?}", table.stats().await);
+    let stats = table.stats().await;
+    assert_eq!((stats.behind_partitions, stats.passes), (0, 0), "{stats:?}");
 
     // A second round, over what the first has left.
     table.append(300).await;
@@ -458,7 +458,15 @@ async fn an_absent_replica_keeps_tombstones_but_not_old_records() {
     let present: Vec<u64> = NODES.into_iter().filter(|node| *node != away).collect();
     until(&trio, &all, "the others compact", &present, true).await;
     // Longer than the retention, with rounds of the leader.
-    tokio::time::sleep(Duration::from_secs(3)).await;
+    let agreed_us = || {
+        let shards = trio.node(leader).running.node().shards();
+        shards.iter().filter_map(|shard| shard.agreed_time_us()).max()
+    };
+    let start_us = until_long("the time is known", async || agreed_us()).await;
+    until_long("the retention has passed", async || {
+        agreed_us().filter(|now_us| *now_us > start_us + 3_000_000)
+    })
+    .await;
     until(&trio, &all, "tombstones stay", &present, true).await;
     // Nothing is appended from here on: each replica seals what its rounds wait for.
     trio.start_nodes(&[away]).await;
