@@ -186,7 +186,8 @@ impl EntrySources<'_> {
             match fetching.await {
                 Ok(entries) => {
                     for entry in entries {
-                        // The id stands for the bytes, whose checksums were verified.
+                        // Compaction by key may have left other bytes under the same id there. The
+                        // repair accepts only those that the checksum of the group states.
                         if run.contains(&entry.id) {
                             found.insert(entry.id.index, entry);
                         }

@@ -21,7 +21,8 @@ impl EntryRef {
     }
 }
 
-/// A stream's share of a segment: positions without a gap. A segment may hold several of them.
+/// A stream's share of a segment: a range of positions, with gaps only where cleaning removed
+/// entries. A segment may hold several of them.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct StreamShare {
     pub row: StreamRow,
@@ -62,8 +63,9 @@ impl StreamShare {
 ///
 /// - `refs` and `rows` are sorted by position and do not overlap.
 /// - Every entry of an unsealed segment is in `refs`. A position that is missing in `refs`,
-///   although a later one is present, is in a sealed row.
-/// - A row consists of entries that are placed and written.
+///   although a later one is present, is in a sealed row, or cleaning removed its entry.
+/// - A row consists of entries that are placed and written. While a cleaned segment is replaced, a
+///   row of it may still have removed entries.
 #[derive(Debug, Default)]
 pub(crate) struct Stream {
     pub refs: VecDeque<EntryRef>,
@@ -159,8 +161,8 @@ impl Stream {
             *row = StreamShare::sealed(segment, share);
             return Some((old, true));
         }
-        // The remaining row keeps its table rows. The moved positions are no longer looked up
-        // there.
+        // The remaining row keeps its table rows. Lookups begin at its first position, so they
+        // no longer find the moved ones there.
         row.row.first = share.next;
         row.row.bytes = row.row.bytes.saturating_sub(share.bytes);
         row.live_bytes = row.live_bytes.saturating_sub(share.bytes);
