@@ -61,6 +61,7 @@ pub use crate::peer::{Network, PeerStatus, PeerTls};
 use crate::protocol::ProtocolVersions;
 use crate::raft::ElectionTiming;
 use crate::random::Random;
+use crate::shard::CleanerCodecs;
 pub use crate::shard::LogLimits;
 use bootstrap_handler::BootstrapHandler;
 pub use bootstrap_token::{FIRST_PRINCIPAL, TokenFile, make_first_token};
@@ -141,6 +142,7 @@ pub struct Node {
     sync_probe: (u64, u64),
     direct_io: bool,
     metrics: Arc<Metrics>,
+    codecs: CleanerCodecs,
     audit: AuditLog,
     token_refresh: TokenRefresh,
     quota_meters: QuotaMeters,
@@ -249,13 +251,14 @@ impl Node {
             return Err(logs.unusable(0, &what));
         }
         hub.set_protocol(cluster.protocol());
-        let metrics = Arc::new(Metrics::default());
+        let (metrics, codecs) = (Arc::new(Metrics::default()), CleanerCodecs::default());
         let context = ShardContext {
             members: handler.replica_ids(),
             hub: &hub,
             directory: directory(&cluster),
             draining: &draining,
             metrics: &metrics,
+            codecs: &codecs,
         };
         let (slots, unreplayed) = (ShardSlots::default(), UnreplayedLogs::default());
         let has_other_replicas = cluster.data_has_other_replicas().await;
@@ -326,6 +329,7 @@ impl Node {
             sync_probe,
             direct_io,
             metrics,
+            codecs,
             audit: AuditLog::default(),
             token_refresh: TokenRefresh::default(),
             quota_meters: QuotaMeters::default(),

@@ -17,7 +17,7 @@ use crate::memory;
 use crate::metrics::Metrics;
 use crate::peer::{HeldLog, Hub};
 use crate::raft::{Replica, ReplicaId, ReplicaSettings, replica_id};
-use crate::shard::{EndpointLookup, Shard, ShardSettings};
+use crate::shard::{CleanerCodecs, EndpointLookup, Shard, ShardSettings};
 
 /// A node's configuration about other nodes.
 pub(super) struct StartupPeers {
@@ -169,6 +169,7 @@ pub(super) struct ShardContext<'a> {
     pub(super) directory: EndpointLookup,
     pub(super) draining: &'a CancellationToken,
     pub(super) metrics: &'a Arc<Metrics>,
+    pub(super) codecs: &'a CleanerCodecs,
 }
 
 pub(super) async fn open_shard(
@@ -196,6 +197,7 @@ pub(super) async fn open_shard(
         clock: logs.settings.clock.clone(),
         draining: context.draining.clone(),
         metrics: context.metrics.clone(),
+        codecs: context.codecs.clone(),
         log_limits: logs.settings.log_limits,
     };
     match Shard::open(settings).await {

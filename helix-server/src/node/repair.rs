@@ -368,6 +368,7 @@ impl Node {
             directory: directory(&self.cluster),
             draining: &self.draining,
             metrics: &self.metrics,
+            codecs: &self.codecs,
         };
         match self.open_repaired(&logs, identity, &context, may_give_up).await {
             Ok(shard) => {

@@ -41,7 +41,7 @@ use crate::sync;
 
 pub use append::{AppendPermit, BatchAck, Durability, NewBatch, PendingAck};
 use cleaner::CleanerReport;
-pub use cleaner::{CleanerStats, CompactedPartition, NextRound, PartitionCleanup};
+pub use cleaner::{CleanerCodecs, CleanerStats, CompactedPartition, NextRound, PartitionCleanup};
 pub use group_sessions::{GroupSessions, HeartbeatDetails, MemberSession};
 pub use groups::GroupWatch;
 pub use log_limits::LogLimits;
@@ -77,6 +77,8 @@ pub struct ShardSettings {
     /// Cancelled when the node shuts down.
     pub draining: CancellationToken,
     pub metrics: Arc<Metrics>,
+    /// Shared by the shards of a node.
+    pub codecs: CleanerCodecs,
     pub log_limits: LogLimits,
 }
 
@@ -113,6 +115,7 @@ pub struct Shard {
     /// Sessions of the groups' members; kept on the leader only.
     sessions: GroupSessions,
     cleaner: CleanerReport,
+    codecs: CleanerCodecs,
 }
 
 /// Progress of a shard's replica and of its log.
@@ -191,6 +194,7 @@ impl Shard {
             leadership_token: channel::Sender::new(CancellationToken::new()),
             sessions: GroupSessions::default(),
             cleaner: CleanerReport::default(),
+            codecs: settings.codecs,
         });
         tokio::spawn(cleaner::run(shard.clone()));
         tokio::spawn(maintenance::run(shard.clone()));

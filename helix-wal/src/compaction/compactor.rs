@@ -163,6 +163,9 @@ impl Compactor {
         if let Some(at) = job.unread.checked_sub(1) {
             return self.read_shares(job, at);
         }
+        if !job.loaded.is_empty() {
+            return Ok(job.filter_some());
+        }
         if !job.wanted.is_empty() {
             return job.read_some();
         }

@@ -8,7 +8,7 @@ use crate::files::segment::Segment;
 use crate::format::footer::DirectoryRow;
 use crate::format::frame::Frame;
 use crate::read::load::FrameRef;
-use crate::shared::cleaning::{EntryFilter, FilteredEntry};
+use crate::shared::cleaning::EntryFilter;
 use crate::types::{Entry, Placement};
 use crate::write::cold_writer::ColdSegmentBuilder;
 
@@ -37,7 +37,9 @@ pub(super) struct CompactionJob {
     pub pieces: VecDeque<LiveShare>,
     /// Entries to read into memory, by location on disk.
     pub wanted: VecDeque<(MovedEntry, FrameRef)>,
-    /// Entries read; sorted by stream and position once `wanted` is empty.
+    /// Entries read and not yet judged by the filter.
+    pub loaded: VecDeque<(MovedEntry, Entry)>,
+    /// Entries to write; sorted by stream and position once the two above are empty.
     pub window: VecDeque<(MovedEntry, Entry)>,
     pub sorted: bool,
     pub left_bytes: u64,
@@ -73,6 +75,7 @@ impl CompactionJob {
             gathers,
             pieces: VecDeque::new(),
             wanted: VecDeque::new(),
+            loaded: VecDeque::new(),
             window: VecDeque::new(),
             sorted: false,
             left_bytes,
@@ -93,7 +96,8 @@ impl CompactionJob {
     /// Returns whether only the state file remains to be written.
     pub(super) fn is_whole(&self) -> bool {
         let is_read = self.unread == 0 && self.pieces.is_empty() && self.wanted.is_empty();
-        is_read && self.window.is_empty() && self.growing.is_none()
+        let is_written = self.loaded.is_empty() && self.window.is_empty();
+        is_read && is_written && self.growing.is_none()
     }
 
     /// Returns whether a segment is one of those that are rewritten.
@@ -101,17 +105,10 @@ impl CompactionJob {
         self.inputs.iter().any(|input| input.id == id)
     }
 
-    /// Asks the filter about an entry, if its stream is being cleaned.
-    pub(super) fn filtered(
-        &self,
-        placement: &Placement,
-        entry: &Entry,
-    ) -> Result<FilteredEntry, String> {
-        let Some((filter, below)) = &self.cleaning else { return Ok(FilteredEntry::Unchanged) };
-        match below.get(&placement.stream) {
-            Some(end) if placement.first < *end => filter.filter(placement, entry),
-            _ => Ok(FilteredEntry::Unchanged),
-        }
+    /// Returns the filter of an entry, if it is being cleaned.
+    pub(super) fn filter_of(&self, placement: &Placement) -> Option<&Arc<dyn EntryFilter>> {
+        let (filter, below) = self.cleaning.as_ref()?;
+        below.get(&placement.stream).filter(|end| placement.first < **end).map(|_| filter)
     }
 
     /// Returns the bytes of the frames in the window.

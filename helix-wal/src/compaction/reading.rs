@@ -112,24 +112,37 @@ impl CompactionJob {
                 .map_err(stopped)?;
             return Err(missed.segment.damaged(0..0, "an entry could not be read at first"));
         }
-        for (moving, mut entry) in found {
-            match self.filtered(&moving.placement, &entry) {
-                Ok(FilteredEntry::Unchanged) => {}
-                Ok(FilteredEntry::Replaced { head, payload }) => {
-                    (entry.head, entry.payload) = (head, payload);
-                }
-                Ok(FilteredEntry::Removed) => continue,
-                Err(what) => {
-                    self.refusal = Some(what);
-                    return Ok(CompactionStep::Refused);
+        self.loaded.extend(found);
+        Ok(CompactionStep::More(bytes))
+    }
+
+    /// Passes entries through the filter, as many as one step may decompress.
+    pub(super) fn filter_some(&mut self) -> CompactionStep {
+        let mut work = 0;
+        while let Some((moving, mut entry)) = self.loaded.pop_front() {
+            if let Some(filter) = self.filter_of(&moving.placement) {
+                work += filter.work_bytes(&entry);
+                match filter.filter(&moving.placement, &entry) {
+                    Ok(FilteredEntry::Unchanged) => {}
+                    Ok(FilteredEntry::Replaced { head, payload }) => {
+                        (entry.head, entry.payload) = (head, payload);
+                    }
+                    Ok(FilteredEntry::Removed) => continue,
+                    Err(what) => {
+                        self.refusal = Some(what);
+                        return CompactionStep::Refused;
+                    }
                 }
             }
             // Copied, because the slices would keep everything in memory that was read with them.
             entry.head = Bytes::copy_from_slice(&entry.head);
             entry.payload.bytes = Bytes::copy_from_slice(&entry.payload.bytes);
             self.window.push_back((moving, entry));
+            if work >= STEP_BYTES {
+                break;
+            }
         }
-        Ok(CompactionStep::More(bytes))
+        CompactionStep::More(work)
     }
 }
 

@@ -17,6 +17,12 @@ pub trait EntryFilter: Send + Sync {
     /// # Errors
     /// Ends the request with this text as [`Error::Unusable`]; the log does not change.
     fn filter(&self, placement: &Placement, entry: &Entry) -> Result<FilteredEntry, String>;
+
+    /// Returns the bytes that judging an entry takes, for the rate: more than it has if it is
+    /// decompressed.
+    fn work_bytes(&self, entry: &Entry) -> u64 {
+        entry.payload.bytes.len() as u64
+    }
 }
 
 /// Verdict on an entry, which keeps its id, its stream and its positions.

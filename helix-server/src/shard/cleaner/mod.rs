@@ -3,6 +3,7 @@
 //! `pass.rs` decides about records with a map from `key_map.rs`, and the log rewrites its segments.
 //! The leader of the shard proposes rounds ([`crate::cluster`]).
 
+mod codecs;
 mod key_map;
 mod pass;
 mod report;
@@ -11,12 +12,11 @@ mod rounds;
 mod tests;
 mod waiting;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use helix_proto::compaction::Codecs;
 use helix_wal::{CleanMark, CleanRequest, ReadMode, StoredEntry, Wal};
 use tokio::sync::oneshot;
 
@@ -24,6 +24,7 @@ use super::Shard;
 use crate::limits::{CLEANER_INTERVAL, CLEANER_READ_BYTES, CLEANER_READ_RATE, CLEANER_RETRY_DELAY};
 use crate::log::{CleanupState, Partition, PartitionId};
 use crate::raft::DiskReads;
+pub use codecs::CleanerCodecs;
 use pass::{CleanFilter, CleanPass, StoredBytes};
 pub(super) use report::CleanerReport;
 pub use report::{CleanerStats, PartitionCleanup};
@@ -93,6 +94,7 @@ pub(super) async fn run(shard: Arc<Shard>) {
                 () = closed.cancelled() => return,
                 round = clean_some(&shard, &due) => round,
             };
+            shard.codecs.clear();
             match round {
                 // More may be due: the next pass, or other partitions.
                 Ok(true) => {}
@@ -169,7 +171,7 @@ async fn clean_some(shard: &Arc<Shard>, due: &[DueRound]) -> Result<bool, PassEr
     let partitions: Vec<PartitionId> = passes.keys().map(|id| PartitionId(*id)).collect();
     let below = passes.iter().map(|(stream, pass)| (*stream, pass.upto())).collect();
     let (sender, done) = oneshot::channel();
-    let filter = Arc::new(CleanFilter::new(passes));
+    let filter = Arc::new(CleanFilter::new(passes, shard.codecs.clone()));
     // Ignored where the shard has closed meanwhile.
     let done_sender = Box::new(move |result| drop(sender.send(result)));
     let request = CleanRequest { filter: filter.clone(), below, dirty, marks, done: done_sender };
@@ -209,30 +211,31 @@ async fn fill(
 ) -> Result<CleanPass, PassError> {
     let partition = due.partition.0;
     let mut offset = due.clean();
-    let mut codecs = Codecs::default();
+    let mut found = VecDeque::new();
     while offset < end && !pass.is_full() {
-        let (wal, reads) = (shard.wal.clone(), shard.reads.clone());
+        let (wal, reads, codecs) = (shard.wal.clone(), shard.reads.clone(), shard.codecs.clone());
         let work = move || {
-            let found = read(&wal, &reads, partition, offset, end)?;
-            let mut bytes = 0;
-            for entry in &found {
-                let StoredEntry { placement, head, payload, .. } = entry;
-                bytes += payload.bytes.len();
+            let mut work = StepWork::default();
+            if found.is_empty() {
+                found = VecDeque::from(read(&wal, &reads, partition, offset, end)?);
+                if found.is_empty() {
+                    offset = end;
+                }
+            }
+            while let Some(StoredEntry { placement, head, payload, .. }) = found.pop_front() {
+                let stored = StoredBytes { head: &head, payload: &payload };
+                work.add(&stored);
                 offset = placement.first + u64::from(placement.count);
-                pass.add(placement, &StoredBytes { head, payload }, end, &mut codecs)?;
-                if pass.is_full() {
+                codecs.with(|codecs| pass.add(&placement, &stored, end, codecs))?;
+                if pass.is_full() || work.is_enough() {
                     break;
                 }
             }
-            if found.is_empty() {
-                offset = end;
-            }
-            Ok::<_, PassError>((pass, codecs, offset, bytes))
+            Ok::<_, PassError>((pass, found, offset, work))
         };
-        let done = shard.reads.cold(work).await?;
-        let bytes;
-        (pass, codecs, offset, bytes) = done?;
-        pause_after(shard, bytes).await;
+        let work_done;
+        (pass, found, offset, work_done) = shard.reads.cold(work).await??;
+        pause_after(shard, work_done).await;
     }
     if !pass.is_full() {
         pass.reach(end);
@@ -248,7 +251,6 @@ async fn find_dirty(
     mut pass: CleanPass,
 ) -> Result<(CleanPass, Vec<Range<u64>>), PassError> {
     let partition = due.partition.0;
-    let mut codecs = Codecs::default();
     let mut ranges: Vec<Range<u64>> = Vec::new();
     // Reads begin where the share before ends, and end where the pass does, not at the first record
     // of a share: a withheld segment may have records in between, and then nothing is clean.
@@ -258,29 +260,36 @@ async fn find_dirty(
         let mut offset = next;
         next = next.max(share_end);
         let end = share_end.min(pass.upto());
+        let mut found = VecDeque::new();
         while offset < end {
             let (wal, reads) = (shard.wal.clone(), shard.reads.clone());
+            let codecs = shard.codecs.clone();
             let work = move || {
-                let found = read(&wal, &reads, partition, offset, end)?;
-                let mut bytes = 0;
+                let mut work = StepWork::default();
                 let mut changed = None;
-                for StoredEntry { placement, head, payload, .. } in &found {
-                    bytes += payload.bytes.len();
+                if found.is_empty() {
+                    found = VecDeque::from(read(&wal, &reads, partition, offset, end)?);
+                    if found.is_empty() {
+                        offset = end;
+                    }
+                }
+                while let Some(StoredEntry { placement, head, payload, .. }) = found.pop_front() {
+                    let stored = StoredBytes { head: &head, payload: &payload };
+                    work.add(&stored);
                     offset = placement.first + u64::from(placement.count);
-                    if pass.changes(placement, &StoredBytes { head, payload }, &mut codecs)? {
+                    if codecs.with(|codecs| pass.changes(&placement, &stored, codecs))? {
                         changed = Some(placement.first);
                         break;
                     }
+                    if work.is_enough() {
+                        break;
+                    }
                 }
-                if found.is_empty() {
-                    offset = end;
-                }
-                Ok::<_, PassError>((pass, codecs, offset, changed, bytes))
+                Ok::<_, PassError>((pass, found, offset, changed, work))
             };
-            let done = shard.reads.cold(work).await?;
-            let (bytes, changed);
-            (pass, codecs, offset, changed, bytes) = done?;
-            pause_after(shard, bytes).await;
+            let (changed, work_done);
+            (pass, found, offset, changed, work_done) = shard.reads.cold(work).await??;
+            pause_after(shard, work_done).await;
             if let Some(first) = changed {
                 ranges.push(first..end);
                 break;
@@ -290,9 +299,31 @@ async fn find_dirty(
     Ok((pass, ranges))
 }
 
-/// Counts bytes that were read, and waits as long as they may take.
-async fn pause_after(shard: &Shard, bytes: usize) {
-    shard.cleaner.count_read(bytes as u64);
+/// Work on batches in one step.
+#[derive(Debug, Clone, Copy, Default)]
+struct StepWork {
+    /// Bytes as they are stored.
+    read: usize,
+    /// Bytes after decompression, which the CPU works on.
+    decoded: usize,
+}
+
+impl StepWork {
+    fn add(&mut self, entry: &StoredBytes<'_>) {
+        self.read += entry.payload.bytes.len();
+        self.decoded += entry.decoded_bytes();
+    }
+
+    /// Returns whether the rest is left to the next step: a block may decompress to much more.
+    fn is_enough(&self) -> bool {
+        self.decoded >= CLEANER_READ_BYTES
+    }
+}
+
+/// Counts work, and waits as long as it may take.
+async fn pause_after(shard: &Shard, work: StepWork) {
+    shard.cleaner.count_read(work.read as u64);
+    let bytes = work.decoded.max(work.read);
     let pause = Duration::from_secs(1).mul_f64(bytes as f64 / CLEANER_READ_RATE as f64);
     tokio::time::sleep(pause).await;
 }

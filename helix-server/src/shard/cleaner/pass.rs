@@ -3,13 +3,13 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
 
 use helix_proto::compaction::{
     BatchParts, Codecs, CompactError, CompactedBatch, KeyedRecord, compact, visit_records,
 };
 use helix_wal::{Entry, EntryFilter, FilteredEntry, Payload, Placement};
 
+use super::codecs::CleanerCodecs;
 use super::key_map::KeyMap;
 use crate::log::{BatchHead, Head, KeptOffsets};
 use crate::raft::{decode_head, encode_head};
@@ -171,6 +171,17 @@ pub(super) struct StoredBytes<'a> {
     pub(super) payload: &'a Payload,
 }
 
+impl StoredBytes<'_> {
+    /// Returns the size of the payload after decompression, as its head states.
+    pub(super) fn decoded_bytes(&self) -> usize {
+        let stated = match decode_head(self.head) {
+            Ok(Head::Batch(head)) => head.uncompressed_bytes as usize,
+            _ => 0,
+        };
+        stated.max(self.payload.bytes.len())
+    }
+}
+
 /// Offsets of the records in a batch.
 struct Offsets<'a> {
     first: u64,
@@ -226,13 +237,13 @@ fn broken(placement: &Placement, why: &dyn std::fmt::Display) -> String {
 #[derive(Debug)]
 pub(super) struct CleanFilter {
     passes: BTreeMap<u64, CleanPass>,
-    codecs: Mutex<Codecs>,
+    codecs: CleanerCodecs,
     has_refused: AtomicBool,
 }
 
 impl CleanFilter {
-    pub(super) fn new(passes: BTreeMap<u64, CleanPass>) -> Self {
-        Self { passes, codecs: Mutex::default(), has_refused: AtomicBool::new(false) }
+    pub(super) fn new(passes: BTreeMap<u64, CleanPass>, codecs: CleanerCodecs) -> Self {
+        Self { passes, codecs, has_refused: AtomicBool::new(false) }
     }
 
     /// Returns whether an entry was refused.
@@ -246,10 +257,13 @@ impl EntryFilter for CleanFilter {
         let Some(pass) = self.passes.get(&placement.stream) else {
             return Ok(FilteredEntry::Unchanged);
         };
-        let mut codecs = self.codecs.lock().unwrap_or_else(PoisonError::into_inner);
         let stored = StoredBytes { head: &entry.head, payload: &entry.payload };
-        let filtered = pass.filter(placement, &stored, &mut codecs);
+        let filtered = self.codecs.with(|codecs| pass.filter(placement, &stored, codecs));
         self.has_refused.fetch_or(filtered.is_err(), Ordering::Relaxed);
         filtered
+    }
+
+    fn work_bytes(&self, entry: &Entry) -> u64 {
+        StoredBytes { head: &entry.head, payload: &entry.payload }.decoded_bytes() as u64
     }
 }
