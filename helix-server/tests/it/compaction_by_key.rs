@@ -280,6 +280,32 @@ async fn tombstones_go_after_their_retention_and_nothing_older_reappears() {
     soon(table.server.running.shutdown()).await;
 }
 
+/// A table that is always written to is compacted more often than its tombstones have to stay.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tombstones_of_a_busy_table_go_after_their_retention() {
+    let directory = tempfile::tempdir().unwrap();
+    let config = ServerConfig { cleaner_lag: Duration::from_secs(1), ..config(directory.path()) };
+    let topic = TopicConfig {
+        tombstone_retention_time: Some(prost_types::Duration { seconds: 10, nanos: 0 }),
+        ..policy(CleanupPolicy::Compact)
+    };
+    let mut table = Table::create(config, topic).await;
+    let shard = table.server.running.node().shard(table.shard_id().await).unwrap();
+    let deadline = tokio::time::Instant::now() + 4 * PATIENCE;
+    loop {
+        table.append(1).await;
+        let state = shard.compacted_partitions()[0].state;
+        if state.tombstones_below > 0 {
+            break;
+        }
+        assert!(tokio::time::Instant::now() < deadline, "{state:?} {:?}", shard.status());
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    table.check(true).await;
+    drop(shard);
+    soon(table.server.running.shutdown()).await;
+}
+
 /// Few records in a segment that never fills are compacted once they have waited long enough.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn records_of_an_idle_partition_are_compacted_within_the_lag() {

@@ -35,6 +35,8 @@ const TOMBSTONE_RETENTION: Duration = Duration::from_secs(3);
 /// Mean pause between two batches, and between two reads.
 const WRITE_PAUSE: Duration = Duration::from_millis(20);
 const READ_PAUSE: Duration = Duration::from_millis(400);
+/// Pause between two batches at the end, when every replica has to serve everything.
+const SLOW_WRITE_PAUSE: Duration = Duration::from_millis(500);
 
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(3);
 
@@ -179,7 +181,12 @@ pub async fn run(context: ClientContext) -> turmoil::Result {
     while let Some(task) = tasks.join_next().await {
         task??;
     }
-    TableReader::new(&context, &model)?.read_every_replica().await?;
+    let writer = TableWriter::new(&context, &model)?;
+    tokio::select! {
+        biased;
+        read = TableReader::new(&context, &model)?.read_every_replica() => read?,
+        () = writer.write_slowly() => {}
+    }
     context.on_end();
     Ok(())
 }
@@ -206,6 +213,15 @@ impl TableWriter {
             self.append(&producer).await;
         }
         Ok(())
+    }
+
+    /// Writes until it is dropped, so that the tables are compacted again and again.
+    async fn write_slowly(mut self) {
+        let producer = self.client.producer(ProducerOptions::default());
+        loop {
+            self.append(&producer).await;
+            sleep(SLOW_WRITE_PAUSE).await;
+        }
     }
 
     async fn append(&mut self, producer: &Producer) {
