@@ -7,6 +7,8 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
 
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
 use futures_util::stream::{self, BoxStream};
 use helix_proto::log::v1::batch::Form;
 use helix_proto::log::v1::{
@@ -46,7 +48,12 @@ impl Embedded {
     /// # Errors
     /// [`StartError`] names the setting or the data that prevented the start. A node with peers
     /// needs a port, so [`ServerConfig::peers`] must be empty.
-    pub async fn open(config: ServerConfig) -> Result<Self, StartError> {
+    pub fn open(config: ServerConfig) -> BoxFuture<'static, Result<Self, StartError>> {
+        // Boxed, so that only this crate compiles the future.
+        Self::open_unboxed(config).boxed()
+    }
+
+    async fn open_unboxed(config: ServerConfig) -> Result<Self, StartError> {
         config.validate()?;
         if !config.peers.is_empty() {
             let problem = "--peer: an embedded node has no port for other nodes; start a server";

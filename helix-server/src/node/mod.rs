@@ -45,7 +45,8 @@ mod unreplayed;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, OnceLock};
 
-use futures_util::future::join_all;
+use futures_util::FutureExt;
+use futures_util::future::{BoxFuture, join_all};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
@@ -217,7 +218,17 @@ impl Node {
         Ok(node)
     }
 
-    async fn open_with(
+    /// Boxed, so that only this crate compiles the future.
+    fn open_with(
+        settings: NodeSettings,
+        handler: Arc<BootstrapHandler>,
+        hub: Arc<Hub>,
+        among: Option<(BTreeMap<u64, String>, String)>,
+    ) -> BoxFuture<'static, Result<Arc<Self>>> {
+        Self::open_unboxed(settings, handler, hub, among).boxed()
+    }
+
+    async fn open_unboxed(
         settings: NodeSettings,
         handler: Arc<BootstrapHandler>,
         hub: Arc<Hub>,
