@@ -14,6 +14,7 @@ use helix_proto::log::v1::batch::Form;
 use helix_proto::log::v1::{
     AppendRequest, Batch, CreateTopicRequest, Durability as WireDurability, EncodedBatch,
 };
+use tokio::time::Instant;
 
 use crate::api::{Decompressors, ProduceHandler, TopicHandler};
 use crate::config::{ConfigError, ServerConfig};
@@ -124,7 +125,10 @@ impl Embedded {
     ) -> Result<Vec<EmbeddedBatch>> {
         let LocatedPartition { shard, partition, .. } = self.node.find(topic, 0, partition).await?;
         let bytes_max = bytes_max.clamp(1, FETCH_BYTES_MAX);
+        let since = Instant::now();
         let read = shard.read(partition, offset, None, bytes_max, ReadFrom::Leader).await?;
+        self.node.metrics().on_fetch(since.elapsed());
+        count_read(&self.node, &read.batches);
         Ok(read.batches.into_iter().map(EmbeddedBatch::from).collect())
     }
 
@@ -171,7 +175,8 @@ impl Embedded {
     }
 
     /// Returns the node, for everything else: its status, its metrics, and
-    /// [`Node::failed`], which reports a failed disk.
+    /// [`Node::failed`], which reports a failed disk. Appends and reads count in the metrics as
+    /// those of clients do, except that they are no calls.
     pub fn node(&self) -> &Arc<Node> {
         &self.node
     }
@@ -229,6 +234,13 @@ impl From<ReadBatch> for EmbeddedBatch {
     }
 }
 
+/// Counts batches as those that Fetch and Subscribe send.
+fn count_read(node: &Node, batches: &[ReadBatch]) {
+    let records = batches.iter().map(|batch| u64::from(batch.record_count)).sum();
+    let bytes = batches.iter().map(|batch| batch.payload.len() as u64).sum();
+    node.metrics().on_read(records, bytes);
+}
+
 /// Position of a subscription.
 struct PartitionTail {
     node: Arc<Node>,
@@ -255,6 +267,7 @@ impl PartitionTail {
             let (offset, from) = (self.next_offset, ReadFrom::Leader);
             let read = shard.read(*partition, offset, None, FETCH_BYTES_DEFAULT, from).await?;
             if !read.batches.is_empty() {
+                count_read(&self.node, &read.batches);
                 self.next_offset = read.next_offset;
                 self.unread = read.batches.into();
                 continue;

@@ -238,6 +238,8 @@ fn undecodable_batch_is_rejected_or_named_and_skipped() {
     let node = ServerProcess::start();
     node.ok(&["topic", "create", "orders"]);
     node.ok_with(&["produce", "orders"], "a\n");
+    // It is on already. The command waits for the protocol version from which on it counts.
+    node.ok(&["topic", "alter", "orders", "--validate-records", "on"]);
     let refused = append_garbage(&node).unwrap_err();
     assert!(refused.message.contains("record 1 at byte 4"), "{refused}");
 

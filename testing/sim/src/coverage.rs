@@ -72,6 +72,8 @@ pub enum CoverageMark {
     RepairedInPlace,
     WrongClockLed,
     RetentionByTime,
+    ExpiredTokenRefused,
+    TokenJudgedUnderWrongClock,
     TopicRecreated,
     ReaderToldOfRecreation,
     DeletionRepeated,
@@ -94,7 +96,7 @@ pub enum CoverageMark {
 }
 
 impl CoverageMark {
-    pub const ALL: [Self; 80] = [
+    pub const ALL: [Self; 82] = [
         Self::LeaderChange,
         Self::LeaderChangeWithBatchInFlight,
         Self::LeaderCutOff,
@@ -156,6 +158,8 @@ impl CoverageMark {
         Self::RepairedInPlace,
         Self::WrongClockLed,
         Self::RetentionByTime,
+        Self::ExpiredTokenRefused,
+        Self::TokenJudgedUnderWrongClock,
         Self::TopicRecreated,
         Self::ReaderToldOfRecreation,
         Self::DeletionRepeated,
