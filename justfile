@@ -60,7 +60,7 @@ bench *args:
 benchmarks:
     bash scripts/benchmarks.sh
 
-# The same in less than ten minutes, with two seconds a row and fewer rows.
+# The same within ten minutes, with two seconds a row and fewer rows.
 benchmarks-quick:
     bash scripts/benchmarks.sh --quick
 
