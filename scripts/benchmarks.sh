@@ -324,7 +324,7 @@ measure_one_node() {
     fi
     run connections connections --count "$(IFS=,; echo "${counts[*]}")" "${timed[@]}"
     run perf perf --topic perf --create-topic 1 --num-records "$perf_records" \
-        --record-size 1024 --throughput -1 --batch-size 65536
+        --record-size 1024 --throughput -1 --batch-size 65536 --reporting-interval 500
     run omb omb helix-bench/workloads/1-topic-16-partitions-1kb.yaml \
         --duration "$omb_seconds" --warmup "$warmup"
 }
@@ -444,7 +444,7 @@ section() {
 
 # publish plots|tables SECTION PATTERN...: writes a section with the results whose names match.
 publish() {
-    local kind=$1 name=$2 pattern file row why plot found=() page=$results/section.md
+    local kind=$1 name=$2 pattern file row why found=() page=$results/section.md
     shift 2
     : > "$page"
     for pattern in "$@"; do
@@ -467,18 +467,22 @@ publish() {
         miss "the section $name" "has no tables"
         return 0
     fi
-    if [ "$kind" = plots ]; then
-        "$programs/helix-bench" plot "${found[@]}" --dir "$docs/benchmarks" \
-            > "$results/plots.txt" 2>&1 || {
-            cat "$results/plots.txt" >&2
-            miss "the section $name" "has no plots"
-        }
-        for plot in $(sed -n 's/^wrote \(.*\.svg\)$/\1/p' "$results/plots.txt"); do
-            plot=${plot##*/}
-            echo "![${plot%.svg}](benchmarks/$plot)" >> "$page"
-        done
-    fi
+    [ "$kind" = tables ] || add_plots "$name" "${found[@]}"
     section "$name" < "$page"
+}
+
+# add_plots SECTION RESULT...: draws plots, and adds them to the section's text.
+add_plots() {
+    local section=$1 plot
+    shift
+    "$programs/helix-bench" plot "$@" --dir "$docs/benchmarks" > "$results/plots.txt" 2>&1 || {
+        cat "$results/plots.txt" >&2
+        miss "the section $section" "has no plots"
+    }
+    for plot in $(sed -n 's/^wrote \(.*\.svg\)$/\1/p' "$results/plots.txt"); do
+        plot=${plot##*/}
+        echo "![${plot%.svg}](benchmarks/$plot)" >> "$results/section.md"
+    done
 }
 
 # publish_text SECTION ROW: the same for a run that prints lines.
@@ -486,7 +490,8 @@ publish_text() {
     local page=$results/section.md
     grep "^$2"$'\t' "$results/missed.txt" | sed 's/^\(.*\)\t\(.*\)$/- `\1` \2.\n/' > "$page" || true
     if [ -s "$results/$2.json" ]; then
-        { echo '```'; cat "$results/$2.json.txt"; echo '```'; } >> "$page"
+        { echo '```'; cat "$results/$2.json.txt"; echo '```'; echo; } >> "$page"
+        add_plots "$1" "$results/$2.json"
     fi
     [ -s "$page" ] || echo "Not measured." >> "$page"
     section "$1" < "$page"

@@ -1,5 +1,7 @@
 //! Plots of results: from a result's JSON to charts, and several results in one chart.
 
+mod formats;
+
 use std::collections::BTreeMap;
 use std::fs::{self, OpenOptions};
 use std::io::Write as _;
@@ -39,6 +41,8 @@ const PAYLOAD: ChartAxis =
 const RECORD: ChartAxis = ChartAxis { label: "record value", unit: ChartUnit::Bytes, is_log: true };
 const CLIENTS: ChartAxis = ChartAxis { label: "clients", unit: ChartUnit::Count, is_log: true };
 const LATENCY: ChartAxis = ChartAxis { label: "ms", unit: ChartUnit::Count, is_log: true };
+const NINES: ChartAxis =
+    ChartAxis { label: "lowest % of the messages", unit: ChartUnit::Nines, is_log: true };
 
 /// Draws the results, and names the files that were written.
 ///
@@ -86,6 +90,9 @@ pub(crate) fn write_file(path: &Path, content: &[u8]) -> Result<()> {
 }
 
 fn mode_of(result: &Value) -> &str {
+    if formats::is_omb(result) {
+        return "omb";
+    }
     let mode = result["mode"].as_str().or_else(|| result["load"]["mode"].as_str());
     mode.unwrap_or("unknown")
 }
@@ -110,7 +117,9 @@ pub(crate) fn figures(results: &[NamedResult]) -> Result<Vec<Figure>> {
             "compare" => figures.extend(compare(&results)),
             "group" => figures.extend(group(&results)),
             "wal" => figures.extend(wal(&results)),
-            "write" | "stream" | "read" | "latency" | "e2e" | "perf" => {
+            "perf" => figures.extend(formats::perf(&results)),
+            "omb" => figures.extend(formats::omb(&results)),
+            "write" | "stream" | "read" | "latency" | "e2e" => {
                 figures.extend(loads(mode, &results))
             }
             mode => bail!("no plot for a result of mode {mode}"),
@@ -355,8 +364,6 @@ fn sequencer(results: &[&NamedResult]) -> Vec<Figure> {
     }
     let size = ChartAxis { label: "message", unit: ChartUnit::Bytes, is_log: true };
     let rate = ChartAxis { label: "messages/s", unit: ChartUnit::Count, is_log: true };
-    let percent =
-        ChartAxis { label: "lowest % of the messages", unit: ChartUnit::Nines, is_log: true };
     let us = ChartAxis { label: "us", unit: ChartUnit::Count, is_log: true };
     let chart = |name: &str, title: &str, x, y, series| Figure {
         name: format!("sequencer-{name}"),
@@ -364,7 +371,7 @@ fn sequencer(results: &[&NamedResult]) -> Vec<Figure> {
     };
     vec![
         chart("throughput", "Sequencer: messages per second", size, rate, throughput),
-        chart("latency", "Sequencer: latency, one message in flight", percent, us, latency),
+        chart("latency", "Sequencer: latency, one message in flight", NINES, us, latency),
     ]
 }
 
@@ -469,6 +476,14 @@ mod tests {
         named(name, serde_json::json!({ "mode": "pubsub", "rows": [row(1024), row(256)] }))
     }
 
+    fn omb_result(backlog: u64) -> Value {
+        serde_json::json!({
+            "publishRate": [10.0, 20.0], "consumeRate": [10.0, 19.0], "backlog": [0, backlog],
+            "aggregatedPublishLatencyAvg": 1.0, "aggregatedPublishLatency50pct": 1.5,
+            "aggregatedPublishDelayLatency50pct": 20, "aggregatedEndToEndLatency50pct": 2.0,
+        })
+    }
+
     #[test]
     fn two_results_share_the_charts_of_their_mode() {
         let figures = figures(&[pubsub_result("memory"), pubsub_result("durable")]).unwrap();
@@ -521,6 +536,10 @@ mod tests {
                 "mode": "wal", "storage": "disk", "group_size": 1 << 20, "mb_per_sec": 500.0,
                 "latency_us": { "p50": 1.0, "p99": 2.0, "max": 3.0 },
             }),
+            serde_json::json!({ "mode": "perf", "intervals": [
+                { "at_seconds": 5.0, "records_per_sec": 7.0, "latency_us": run["latency_us"] },
+            ] }),
+            omb_result(3),
         ];
         let results: Vec<NamedResult> =
             results.into_iter().map(|result| named("one", result)).collect();
@@ -536,6 +555,17 @@ mod tests {
         assert_eq!(of("compare-ratio"), Some(vec![(1.0, 0.5)]));
         assert_eq!(of("group-ratio"), Some(vec![(1.0, 0.5), (2.0, 1.5)]));
         assert_eq!(of("wal-throughput"), Some(vec![(1_048_576.0, 500.0)]));
+        assert_eq!(of("perf-throughput"), Some(vec![(5.0, 7.0)]));
+        assert_eq!(of("omb-rates"), Some(vec![(1.0, 10.0), (2.0, 20.0)]));
+        assert_eq!(of("omb-backlog"), Some(vec![(1.0, 0.0), (2.0, 3.0)]));
+        assert_eq!(of("omb-latency"), Some(vec![(2.0, 1.5)]));
+    }
+
+    #[test]
+    fn workload_without_a_backlog_has_no_plot_of_it() {
+        let figures = figures(&[named("one", omb_result(0))]).unwrap();
+        let names: Vec<&str> = figures.iter().map(|figure| figure.name.as_str()).collect();
+        assert_eq!(names, ["omb-rates", "omb-latency"]);
     }
 
     #[test]

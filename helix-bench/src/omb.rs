@@ -29,6 +29,7 @@ use crate::options::{AckLevel, OutputOptions, TargetOptions, bytes, duration};
 use crate::output::{self, ReportOutput};
 use crate::target::{self, BenchTarget};
 use crate::{exit, group, interrupt, runner};
+pub(crate) use result::PERCENTILES;
 use run::{OmbOutcome, OmbRun};
 use workload::{OmbPayload, OmbWorkload};
 
@@ -94,6 +95,9 @@ pub(crate) struct OmbArgs {
     /// Write the result to this file as JSON; "-" prints JSON, not the table
     #[arg(long, short = 'o', visible_alias = "output", value_name = "FILE")]
     json: Option<PathBuf>,
+    /// Write plots to this directory, as SVG, and as PNG in a build with the feature `png`
+    #[arg(long, value_name = "DIR")]
+    plot: Option<PathBuf>,
 }
 
 /// Validated workload and flags.
@@ -115,10 +119,13 @@ struct OmbPlan {
 /// The workload is not valid, the cluster cannot be reached, or the run could not finish.
 pub(crate) fn command(args: &OmbArgs) -> Result<u8> {
     let plan = OmbPlan::new(args).map_err(exit::usage)?;
-    let output = ReportOutput::open(&OutputOptions { json: args.json.clone(), plot: None })?;
+    let options = OutputOptions { json: args.json.clone(), plot: args.plot.clone() };
+    let output = ReportOutput::open(&options)?;
     let report = runner::runtime(plan.load.threads)?.block_on(run(&plan))?;
     output.write(&report.json, &report.text())?;
-    Ok(output::exit_code(report.exit_code(), interrupt::is_requested()))
+    let code = output::exit_code(report.exit_code(), interrupt::is_requested());
+    output.draw(report.json)?;
+    Ok(code)
 }
 
 impl OmbPlan {

@@ -131,10 +131,19 @@ impl ReportOutput {
             text += "note: interrupted: this is what was measured until then\n";
         }
         self.write(&document, &text)?;
-        if let Some(dir) = &self.plot {
-            figures::draw(&[NamedResult { name: String::new(), result: value }], dir)?;
-        }
+        self.draw(value)?;
         Ok(exit_code(result.exit_code(), document.interrupted))
+    }
+
+    /// Writes the plots of a result, if they were asked for.
+    ///
+    /// # Errors
+    /// A plot could not be written.
+    pub(crate) fn draw(&self, result: Value) -> Result<()> {
+        match &self.plot {
+            Some(dir) => figures::draw(&[NamedResult { name: String::new(), result }], dir),
+            None => Ok(()),
+        }
     }
 
     /// Writes the JSON of a result, and its text for a terminal.

@@ -34,7 +34,12 @@ fn write(dir: &Path, name: &str, text: &str) -> PathBuf {
 fn omb(server: &MemoryServer, dir: &Path, workload: &str) -> (String, Value) {
     write(dir, "payload.data", "12345");
     let path = write(dir, "workload.yaml", workload);
-    let ran = server.bench(dir, &format!("omb {} --acks quorum-written", path.display()));
+    let plots = dir.join("plots");
+    let flags = format!("omb {} --acks quorum-written --plot {}", path.display(), plots.display());
+    let ran = server.bench(dir, &flags);
+    for name in ["rates", "latency"] {
+        assert!(plots.join(format!("omb-{name}.svg")).is_file(), "{name}");
+    }
     assert_eq!(server.topics("bench-"), [""; 0], "topics of the bench are deleted");
     assert_eq!(server.groups(), [""; 0], "groups of the bench are deleted");
     ran
@@ -109,7 +114,8 @@ fn perf_prints_the_lines_of_the_tool() {
     let flags = "perf --topic perf --create-topic 2 --num-records 1000 --record-size 100 \
                  --throughput 1000 --batch-size 16384 --reporting-interval 300 --producer-props \
                  acks=all linger.ms=2";
-    let (text, result) = server.bench(dir.path(), flags);
+    let plots = dir.path().join("plots");
+    let (text, result) = server.bench(dir.path(), &format!("{flags} --plot {}", plots.display()));
     let lines: Vec<&str> = text.lines().collect();
     let (last, windows) = lines.split_last().unwrap();
     assert!(last.starts_with("1000 records sent, ") && last.ends_with(" ms 99.9th."), "{text}");
@@ -119,6 +125,13 @@ fn perf_prints_the_lines_of_the_tool() {
     }
     assert_eq!((&result["records"], &result["errors"]), (&Value::from(1000), &Value::from(0)));
     assert_eq!(result["latency_us"]["count"], 1000);
+    let intervals = result["intervals"].as_array().unwrap();
+    assert!(intervals.len() >= windows.len(), "{result}");
+    let first = &intervals[0];
+    assert!(number(&first["at_seconds"]) >= 0.3 && number(&first["records_per_sec"]) > 0.0);
+    for name in ["throughput", "latency"] {
+        assert!(plots.join(format!("perf-{name}.svg")).is_file(), "{name}");
+    }
     // A second at 1,000 a second.
     assert!((0.9..5.0).contains(&number(&result["seconds"])), "{result}");
     assert_eq!(result["storage"], "memory");
