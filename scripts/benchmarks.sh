@@ -261,7 +261,11 @@ run() {
         return 0
     fi
     say "$name: helix-bench $*"
-    bench "$row" "$@" --addr "$addr"
+    local disk=()
+    # The log alone was measured on the disk of these nodes. Workload results have no such field.
+    [ "$1" = omb ] || [ "$name" = compose ] || [ ! -s "$results/wal.json" ] ||
+        disk=(--nodes-disk "$results/wal.json")
+    bench "$row" "$@" --addr "$addr" "${disk[@]}"
 }
 
 limit() {

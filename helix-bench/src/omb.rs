@@ -119,7 +119,9 @@ struct OmbPlan {
 /// The workload is not valid, the cluster cannot be reached, or the run could not finish.
 pub(crate) fn command(args: &OmbArgs) -> Result<u8> {
     let plan = OmbPlan::new(args).map_err(exit::usage)?;
-    let options = OutputOptions { json: args.json.clone(), plot: args.plot.clone() };
+    // The format of the result has no place for a disk.
+    let (json, plot) = (args.json.clone(), args.plot.clone());
+    let options = OutputOptions { json, plot, nodes_disk: None };
     let output = ReportOutput::open(&options)?;
     let report = runner::runtime(plan.load.threads)?.block_on(run(&plan))?;
     output.write(&report.json, &report.text())?;
