@@ -68,15 +68,8 @@ impl ResultTable {
         out
     }
 
-    /// Adds the limits of each row, with its ratio to the lower one, if any limit is known.
-    fn add_limits(
-        &mut self,
-        known_limits: &KnownLimits<'_>,
-        of_rows: impl Iterator<Item = (LoadLimits, Option<f64>)>,
-    ) {
-        if known_limits.is_empty() {
-            return;
-        }
+    /// Adds the limits of each row, with its ratio to the lower one.
+    fn add_limits(&mut self, of_rows: impl Iterator<Item = (LoadLimits, Option<f64>)>) {
         self.columns.extend(["ceiling MB/s", "log MB/s", "of the lower"]);
         for (row, (limits, mb_per_sec)) in self.rows.iter_mut().zip(of_rows) {
             let speed = |limit: Option<f64>| limit.map_or_else(|| "-".to_owned(), grouped);
@@ -214,10 +207,13 @@ fn pubsub(result: &Value, limits: &KnownLimits<'_>) -> ResultTable {
     let mut table = table(result, &PUBSUB_COLUMNS, measured.iter().map(row).collect());
     let limits_of = |row: &Value| {
         let log = limits.log("pubsub", &row["run"]["storage"]);
-        let mb_per_sec = row["payload_bytes_per_sec"].as_f64().map(|bytes| bytes / 1e6);
-        (LoadLimits { ceiling: None, log }, mb_per_sec)
+        let mb_per_sec = |result: &Value| Some(result["payload_bytes_per_sec"].as_f64()? / 1e6);
+        // Each row has its own ceiling, measured with it.
+        (LoadLimits { ceiling: mb_per_sec(&row["ceiling"]), log }, mb_per_sec(row))
     };
-    table.add_limits(limits, measured.iter().map(limits_of));
+    if !limits.is_empty() || measured.iter().any(|row| row["ceiling"].is_object()) {
+        table.add_limits(measured.iter().map(limits_of));
+    }
     table
 }
 
@@ -442,7 +438,9 @@ fn loads(results: &[&Value], limits: &KnownLimits<'_>) -> ResultTable {
         true => (LoadLimits::default(), None),
         false => (limits.of_run(run), run["mb_per_sec"].as_f64()),
     };
-    table.add_limits(limits, ordered.iter().map(limits_of));
+    if !limits.is_empty() {
+        table.add_limits(ordered.iter().map(limits_of));
+    }
     table
 }
 
@@ -481,7 +479,9 @@ fn compare(result: &Value, limits: &KnownLimits<'_>) -> ResultTable {
         ceiling: result["ceiling"]["mb_per_sec"]["median"].as_f64(),
         log: limits.log_of_load(load, &server["storage"]),
     };
-    table.add_limits(limits, [(of_run, server["mb_per_sec"]["median"].as_f64())].into_iter());
+    if !limits.is_empty() {
+        table.add_limits([(of_run, server["mb_per_sec"]["median"].as_f64())].into_iter());
+    }
     table
 }
 

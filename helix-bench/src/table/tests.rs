@@ -83,6 +83,15 @@ fn limits_add_their_columns() {
 }
 
 #[test]
+fn pubsub_rows_have_their_own_ceiling() {
+    let mut result = result();
+    result["rows"][0]["ceiling"] = serde_json::json!({ "payload_bytes_per_sec": 25_283_788.8 });
+    let table = &tables(&result, &KnownLimits::default()).unwrap()[0];
+    assert_eq!(table.columns[13..], ["ceiling MB/s", "log MB/s", "of the lower"]);
+    assert_eq!(table.rows[0][13..], ["25.3", "-", "0.50"]);
+}
+
+#[test]
 fn long_titles_are_wrapped() {
     let text = wrapped(&"word ".repeat(50));
     assert!(text.lines().all(|line| line.len() <= 100 && !line.ends_with("  ")), "{text}");
