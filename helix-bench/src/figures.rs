@@ -271,15 +271,24 @@ fn compare(results: &[&NamedResult]) -> Vec<Figure> {
 /// Plots the values of each run over the median of the reference, one line for each measurement.
 fn group(results: &[&NamedResult]) -> Vec<Figure> {
     let mut series = Vec::new();
+    let mut names: Vec<&str> = Vec::new();
     for (run, named) in results.iter().enumerate() {
         let with_reference = rows_of(&named.result, "rows").filter_map(|row| {
             let reference = row["reference"].as_f64().filter(|reference| *reference > 0.0)?;
             Some((row["name"].as_str()?, rows(&row["values"]), reference))
         });
-        for (measure, (name, values, reference)) in with_reference.enumerate() {
+        for (name, values, reference) in with_reference {
+            let measure = names.iter().position(|known| *known == name).unwrap_or(names.len());
+            if measure == names.len() {
+                names.push(name);
+            }
+            let is_of_run =
+                |named: &&&NamedResult| rows_of(&named.result, "rows").any(|it| it["name"] == name);
+            // Parts that were run one by one differ by their names alone.
+            let runs = results.iter().filter(is_of_run).count();
             let values = (1_u32..).zip(values.iter().filter_map(Value::as_f64));
             let points = values.map(|(at, value)| (f64::from(at), value / reference)).collect();
-            let name = series_name(name, &named.name, results.len());
+            let name = series_name(name, &named.name, runs);
             series.push(ChartSeries { name, measure, run, points });
         }
     }

@@ -78,6 +78,23 @@ impl ResultTable {
         }
     }
 
+    /// Reports whether a table has the same title and columns, and no row of the same name.
+    fn suits(&self, other: &Self) -> bool {
+        let has_row = |name: &String| self.rows.iter().any(|row| row.first() == Some(name));
+        self.title == other.title
+            && self.columns == other.columns
+            && !other.rows.iter().filter_map(|row| row.first()).any(has_row)
+    }
+
+    fn append(&mut self, other: Self) {
+        self.rows.extend(other.rows);
+        for note in other.notes {
+            if !self.notes.contains(&note) {
+                self.notes.push(note);
+            }
+        }
+    }
+
     fn heading(&self) -> String {
         if self.title.is_empty() { String::new() } else { format!("{}\n\n", self.title) }
     }
@@ -131,6 +148,8 @@ fn tables(result: &Value, limits: &KnownLimits<'_>) -> Result<Vec<ResultTable>> 
 
 /// Returns the tables of several results. Runs of one load each share a table.
 ///
+/// Parts of `group` that were run one by one against the same nodes share a table.
+///
 /// With results of ceilings or of the log alone among them or in `limits`, tables have the ratio to
 /// the lower limit. Runs of one load with and without TLS are compared in a table of their own.
 ///
@@ -144,7 +163,12 @@ pub(crate) fn tables_of_all(results: &[Value], limits: &[Value]) -> Result<Vec<R
     let loads: Vec<&Value> = loads.into_iter().filter(|run| !pairs.contains(run)).collect();
     let mut all: Vec<ResultTable> = pairs.table().into_iter().collect();
     for result in modes {
-        all.extend(tables(result, &limits)?);
+        for table in tables(result, &limits)? {
+            match all.iter_mut().find(|known| result["mode"] == "group" && known.suits(&table)) {
+                Some(known) => known.append(table),
+                None => all.push(table),
+            }
+        }
     }
     if !loads.is_empty() {
         all.push(self::loads(&loads, &limits));
