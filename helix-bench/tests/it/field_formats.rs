@@ -3,7 +3,10 @@
 use std::fs::OpenOptions;
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
+use helix_client::Position;
 use serde_json::Value;
 
 use super::{MemoryServer, helix_bench, number};
@@ -95,6 +98,40 @@ fn backlog_is_built_while_consumers_pause_and_is_read() {
     );
     assert!(max > 300.0 && max >= p50, "{max} ms, {text}");
     assert!(!text.contains("did not arrive"), "{text}");
+}
+
+/// Returns true once a topic of the bench has records.
+fn is_publishing(server: &MemoryServer) -> bool {
+    server.topics("bench-omb").iter().any(|topic| {
+        let admin = server.admin();
+        let ends = server.runtime.block_on(admin.resolve_offsets(topic, &[0], &Position::Latest));
+        ends.is_ok_and(|ends| ends.iter().any(|end| end.offset > 0))
+    })
+}
+
+#[test]
+fn failed_workload_ends_and_leaves_no_group() {
+    let (server, dir) = (MemoryServer::start(), tempfile::tempdir().unwrap());
+    write(dir.path(), "payload.data", "12345");
+    // A backlog that would take days.
+    let workload = format!("{WORKLOAD}consumerBacklogSizeGB: 1\n");
+    let path = write(dir.path(), "workload.yaml", &workload);
+    let mut command = Command::new(env!("CARGO_BIN_EXE_helix-bench"));
+    command.arg("omb").arg(path).args(["--addr", &server.address, "--acks", "quorum-written"]);
+    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let begin = Instant::now();
+    while !is_publishing(&server) {
+        assert!(begin.elapsed() < Duration::from_secs(30), "the run has not begun");
+        std::thread::yield_now();
+    }
+    assert_ne!(server.groups(), [""; 0]);
+    for topic in server.topics("bench-omb") {
+        server.runtime.block_on(server.admin().delete_topic(topic.as_str())).unwrap();
+    }
+    // Neither producers nor consumers can go on.
+    let output = child.wait_with_output().unwrap();
+    assert!(!output.status.success(), "{output:?}");
+    assert_eq!(server.groups(), [""; 0], "{output:?}");
 }
 
 #[test]
