@@ -56,7 +56,7 @@ readme:
 bench *args:
     cargo run --release -p helix-bench -- {{args}}
 
-# Run the reference benchmarks; write tables and plots into docs/ (about 50 minutes).
+# Run the reference benchmarks; write tables and plots into docs/ (about an hour).
 benchmarks:
     bash scripts/benchmarks.sh
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs the reference benchmarks against new nodes on this machine, and writes their tables and plots
 # into docs/benchmarks.md and docs/benchmarks/.
-#   scripts/benchmarks.sh             about 50 minutes after the build
+#   scripts/benchmarks.sh             about an hour after the build
 #   scripts/benchmarks.sh --quick     less than ten minutes: two seconds a row, and fewer rows
 #   scripts/benchmarks.sh --dry       short runs of debug builds, nothing is written to docs/
 #   scripts/benchmarks.sh --publish   only writes the results of the last run into docs/ again
@@ -430,14 +430,27 @@ measure_containers() {
 
 # --- Pages ---
 
+# Sections of docs/benchmarks.md, each from its own line to the next line "benchmarks: end".
+sections=(pubsub sequencer connections tls group write write-sizes read e2e compose perf omb)
+
+# Fails unless the page has all sections: no run is to end without them.
+check_sections() {
+    local section expected found
+    expected=$(for section in "${sections[@]}"; do
+        printf '<!-- benchmarks: %s -->\n<!-- benchmarks: end -->\n' "$section"
+    done)
+    found=$(grep '^<!-- benchmarks: ' docs/benchmarks.md || true)
+    [ "$found" = "$expected" ] || {
+        echo "benchmarks: docs/benchmarks.md must have these lines, in this order:" >&2
+        echo "$expected" >&2
+        exit 1
+    }
+}
+
 # section NAME: replaces the section of the page with standard input.
 section() {
     local begin="<!-- benchmarks: $1 -->" text
     text=$(cat "$results/machine.txt"; echo; cat)
-    if ! grep -qxF "$begin" "$docs/benchmarks.md"; then
-        miss "the section $1" "has no line $begin in $docs/benchmarks.md"
-        return 0
-    fi
     TEXT=$text awk -v begin="$begin" '
         $0 == begin { print; print ENVIRON["TEXT"]; skipping = 1 }
         $0 == "<!-- benchmarks: end -->" { skipping = 0 }
@@ -544,6 +557,7 @@ report_missed() {
 
 # --- The run ---
 
+check_sections
 if [ "${1:-}" = --publish ]; then
     if [ ! -s "$results/machine.txt" ]; then
         echo "benchmarks: $results has no results of a run" >&2
