@@ -228,8 +228,8 @@ start() {
 
 # --- Runs ---
 
-# bench RESULT MODE FLAGS...: one run, with its result in RESULT.json. A run with lost records or
-# one that took too long may still have a result, which its section then shows with a note.
+# bench RESULT MODE FLAGS...: one run, with its result in RESULT.json. A failed run may still have a
+# result, which its section then shows with a note.
 bench() {
     local row=$1 json=$results/$1.json code=0 limit=$((run_max - SECONDS)) why
     shift

@@ -176,7 +176,7 @@ async fn run(plan: &ConnectionsPlan) -> Result<ConnectionsReport> {
                 break;
             }
         }
-        // The rows that were measured are not lost with one that failed.
+        // Measured rows are not lost with a failed one.
         if done.is_empty()
             && let Some((name, error)) = failed.pop()
         {

@@ -205,7 +205,7 @@ async fn run(plan: &PubsubPlan) -> Result<PubsubReport> {
                 Err(error) => failed.push((payload, error)),
             }
         }
-        // The rows that were measured are not lost with one that failed.
+        // Measured rows are not lost with a failed one.
         if done.is_empty()
             && let Some((payload, error)) = failed.pop()
         {

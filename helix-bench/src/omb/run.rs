@@ -318,7 +318,7 @@ impl<'a> OmbRun<'a> {
                 bail!("the backlog is not built and read within {BACKLOG_MAX:?}");
             }
         };
-        // What was published is read, also after an early end.
+        // Published messages are read, also after an early end.
         self.consumers.resume();
         if let Some(early) = early {
             progress::step(&format!("the test ends early: {}", early.text()));
@@ -357,7 +357,7 @@ struct RunningLoad {
     budget: Arc<SendBudget>,
     pacer: SendPacer,
     tasks: JoinSet<SingleSender>,
-    /// Those whose tasks have ended.
+    /// Producers whose tasks have ended.
     ended: Vec<SingleSender>,
 }
 

@@ -17,7 +17,7 @@ use crate::target::{self, BenchTarget};
 const DURATION_MAX: Duration = Duration::from_secs(10);
 const WARMUP_MAX: Duration = Duration::from_secs(1);
 
-/// What a service without storage passed on in the same run.
+/// Throughput and latency of a service without storage, in the same run.
 #[derive(Debug, Serialize, JsonSchema)]
 pub(super) struct PubsubCeiling {
     messages_per_sec: f64,
