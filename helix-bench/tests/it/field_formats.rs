@@ -3,7 +3,10 @@
 use std::fs::OpenOptions;
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
+use helix_client::Position;
 use serde_json::Value;
 
 use super::{MemoryServer, helix_bench, number};
@@ -34,7 +37,12 @@ fn write(dir: &Path, name: &str, text: &str) -> PathBuf {
 fn omb(server: &MemoryServer, dir: &Path, workload: &str) -> (String, Value) {
     write(dir, "payload.data", "12345");
     let path = write(dir, "workload.yaml", workload);
-    let ran = server.bench(dir, &format!("omb {} --acks quorum-written", path.display()));
+    let plots = dir.join("plots");
+    let flags = format!("omb {} --acks quorum-written --plot {}", path.display(), plots.display());
+    let ran = server.bench(dir, &flags);
+    for name in ["rates", "latency"] {
+        assert!(plots.join(format!("omb-{name}.svg")).is_file(), "{name}");
+    }
     assert_eq!(server.topics("bench-"), [""; 0], "topics of the bench are deleted");
     assert_eq!(server.groups(), [""; 0], "groups of the bench are deleted");
     ran
@@ -92,6 +100,40 @@ fn backlog_is_built_while_consumers_pause_and_is_read() {
     assert!(!text.contains("did not arrive"), "{text}");
 }
 
+/// Returns true once a topic of the bench has records.
+fn is_publishing(server: &MemoryServer) -> bool {
+    server.topics("bench-omb").iter().any(|topic| {
+        let admin = server.admin();
+        let ends = server.runtime.block_on(admin.resolve_offsets(topic, &[0], &Position::Latest));
+        ends.is_ok_and(|ends| ends.iter().any(|end| end.offset > 0))
+    })
+}
+
+#[test]
+fn failed_workload_ends_and_leaves_no_group() {
+    let (server, dir) = (MemoryServer::start(), tempfile::tempdir().unwrap());
+    write(dir.path(), "payload.data", "12345");
+    // A backlog that would take days.
+    let workload = format!("{WORKLOAD}consumerBacklogSizeGB: 1\n");
+    let path = write(dir.path(), "workload.yaml", &workload);
+    let mut command = Command::new(env!("CARGO_BIN_EXE_helix-bench"));
+    command.arg("omb").arg(path).args(["--addr", &server.address, "--acks", "quorum-written"]);
+    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let begin = Instant::now();
+    while !is_publishing(&server) {
+        assert!(begin.elapsed() < Duration::from_secs(30), "the run has not begun");
+        std::thread::yield_now();
+    }
+    assert_ne!(server.groups(), [""; 0]);
+    for topic in server.topics("bench-omb") {
+        server.runtime.block_on(server.admin().delete_topic(topic.as_str())).unwrap();
+    }
+    // Neither producers nor consumers can go on.
+    let output = child.wait_with_output().unwrap();
+    assert!(!output.status.success(), "{output:?}");
+    assert_eq!(server.groups(), [""; 0], "{output:?}");
+}
+
 #[test]
 fn refused_key_is_named_with_its_line() {
     let dir = tempfile::tempdir().unwrap();
@@ -109,7 +151,8 @@ fn perf_prints_the_lines_of_the_tool() {
     let flags = "perf --topic perf --create-topic 2 --num-records 1000 --record-size 100 \
                  --throughput 1000 --batch-size 16384 --reporting-interval 300 --producer-props \
                  acks=all linger.ms=2";
-    let (text, result) = server.bench(dir.path(), flags);
+    let plots = dir.path().join("plots");
+    let (text, result) = server.bench(dir.path(), &format!("{flags} --plot {}", plots.display()));
     let lines: Vec<&str> = text.lines().collect();
     let (last, windows) = lines.split_last().unwrap();
     assert!(last.starts_with("1000 records sent, ") && last.ends_with(" ms 99.9th."), "{text}");
@@ -119,6 +162,13 @@ fn perf_prints_the_lines_of_the_tool() {
     }
     assert_eq!((&result["records"], &result["errors"]), (&Value::from(1000), &Value::from(0)));
     assert_eq!(result["latency_us"]["count"], 1000);
+    let intervals = result["intervals"].as_array().unwrap();
+    assert!(intervals.len() >= windows.len(), "{result}");
+    let first = &intervals[0];
+    assert!(number(&first["at_seconds"]) >= 0.3 && number(&first["records_per_sec"]) > 0.0);
+    for name in ["throughput", "latency"] {
+        assert!(plots.join(format!("perf-{name}.svg")).is_file(), "{name}");
+    }
     // A second at 1,000 a second.
     assert!((0.9..5.0).contains(&number(&result["seconds"])), "{result}");
     assert_eq!(result["storage"], "memory");

@@ -106,13 +106,15 @@ fn pubsub_delivers_each_message_once_to_each_subscriber() {
         assert!(number(&row["messages"]) > 0.0, "{row}");
         assert_eq!((&row["lost"], &row["doubled"]), (&Value::from(0), &Value::from(0)));
         // Two subscribers for each of two topics: each message is delivered twice.
+        assert!(number(&row["ceiling"]["messages_per_sec"]) > 0.0, "{row}");
+        assert!(number(&row["ceiling"]["latency_us"]["p50"]) > 0.0, "{row}");
         let deliveries = number(&row["run"]["latency_us"]["count"]);
         assert_eq!(deliveries, 2.0 * number(&row["messages"]));
         assert!(number(&row["run"]["latency_parts_us"]["ack"]["p50"]) > 0.0);
         let bytes = number(&row["messages_per_sec"]) * number(&row["payload_bytes"]);
         assert!((number(&row["payload_bytes_per_sec"]) / bytes - 1.0).abs() < 1e-6);
     }
-    assert!(text.contains("4 KiB") && text.contains("doubled"), "{text}");
+    assert!(text.contains("4 KiB") && text.contains("of the lower"), "{text}");
     for name in ["messages", "latency", "bytes"] {
         assert!(Path::new(&plots).join(format!("pubsub-{name}.svg")).is_file());
     }
@@ -133,6 +135,7 @@ fn pubsub_measures_from_the_intended_send() {
         "pubsub --payload 256B --batch-size 1 --rate 500 --duration 500ms --warmup \
              100ms",
     );
+    assert!(result["rows"][0]["ceiling"].is_null(), "the rate is the limit");
     let run = &result["rows"][0]["run"];
     // A send that is later than intended counts as latency, so both parts are reported.
     assert!(run["latency_parts_us"]["send_delay"].is_object(), "{run}");
