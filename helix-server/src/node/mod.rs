@@ -583,7 +583,9 @@ impl Node {
 
     /// Transfers all leaderships to other nodes, if there are any: this node stops.
     pub async fn transfer_leadership(&self) {
-        let led = self.shards().into_iter().filter(|shard| {
+        let shards = self.shards();
+        shards.iter().for_each(|shard| shard.expect_stop());
+        let led = shards.into_iter().filter(|shard| {
             shard.is_leader() && !shard.is_isolated() && shard.replicas().len() > 1
         });
         let transfers = led.map(|shard| async move {

@@ -18,7 +18,7 @@ use tokio::net::TcpListener;
 
 use crate::simulation::{batch, settings_in};
 use crate::support::soon;
-use crate::trio::{free_port, until};
+use crate::trio::{STEADY, free_port, until};
 
 /// Releases that speak only the oldest version, this one, and one without the oldest version.
 const NOW: ProtocolVersions =
@@ -48,7 +48,8 @@ impl MixedCluster {
 
     async fn open(&self, id: u64, versions: ProtocolVersions) -> Result<Arc<Node>> {
         let directory = self.root.path().join(format!("node-{id}"));
-        let settings = NodeSettings { node_id: id, ..settings_in(&directory, id) };
+        let settings =
+            NodeSettings { node_id: id, election_timeout: STEADY, ..settings_in(&directory, id) };
         let peers = self.ports.iter().filter(|(peer, _)| **peer < 4 || id == 4);
         let peers = peers.map(|(peer, address)| (*peer, address.to_string())).collect();
         // A rejected node releases the port a moment later.
