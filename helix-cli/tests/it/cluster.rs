@@ -37,7 +37,7 @@ fn dev_cluster_survives_a_killed_leader() {
     // A node that stalls counts as down, too.
     until("two of three nodes are reachable", || {
         let nodes = rows(&dev, "nodes");
-        let is_victim = |row: &Value| row["node_id"].to_string() == victim;
+        let is_victim = |row: &Value| row["node_id"].as_u64() == victim.parse().ok();
         assert!(!nodes.iter().any(|row| is_victim(row) && is_reachable(row)), "{nodes:?}");
         assert_eq!(nodes.len(), 3);
         nodes.iter().filter(|row| is_reachable(row)).count() == 2
