@@ -56,11 +56,11 @@ readme:
 bench *args:
     cargo run --release -p helix-bench -- {{args}}
 
-# Run the reference benchmarks; write tables and plots into docs/ (about 50 minutes).
+# Run the reference benchmarks; write tables and plots into docs/ (about an hour).
 benchmarks:
     bash scripts/benchmarks.sh
 
-# The same in less than ten minutes, with two seconds a row and fewer rows.
+# The same within ten minutes, with two seconds a row and fewer rows.
 benchmarks-quick:
     bash scripts/benchmarks.sh --quick
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Builds a release: an archive with programs, documentation, systemd unit and completions, its
-# checksum, and a list of all dependencies. With cargo-deb also a Debian package; with
-# cargo-cyclonedx also an SBOM in CycloneDX form. TARGET selects the platform:
+# Builds a release: an archive with programs, documentation, systemd unit, completions and a list of
+# all dependencies, and the checksums of what was built. With cargo-deb also a Debian package; with
+# cargo-cyclonedx also an SBOM of each program in CycloneDX form. TARGET selects the platform:
 #   TARGET=x86_64-unknown-linux-musl bash scripts/dist.sh
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -33,22 +33,28 @@ if "$out/helix" --version >/dev/null 2>&1; then
     done
 fi
 cargo tree --locked --target "$target" -e normal --prefix none -p helix-server -p helix-cli \
-    -p helix-bench | sort -u | sed 's/ (.*//' > "$out/DEPENDENCIES"
+    -p helix-bench | sed 's/ (.*//' | sort -u > "$out/DEPENDENCIES"
 tar --sort=name --owner=0 --group=0 --numeric-owner --mtime="@$epoch" -C dist -cf - "$name" |
     gzip -9n > "dist/$name.tar.gz"
 
 if command -v cargo-cyclonedx >/dev/null; then
-    cargo cyclonedx --format json --target "$target" --manifest-path helix-server/Cargo.toml
-    mv helix-server/*.cdx.json "dist/$name.cdx.json"
+    # Writes a file beside the manifest of every crate of the workspace.
+    cargo cyclonedx --format json --target "$target" --override-filename helix-sbom
+    for crate in helix-server helix-cli helix-bench; do
+        mv "$crate/helix-sbom.json" "dist/$name.$crate.cdx.json"
+    done
+    find . -path ./target -prune -o -name helix-sbom.json -exec rm {} +
 else
     echo "note: no SBOM was made, cargo-cyclonedx is not installed; DEPENDENCIES lists all crates"
 fi
 if command -v cargo-deb >/dev/null; then
-    cargo deb --no-build --target "$target" -p helix-server --output "dist/"
+    # Named by the target: packages of the same architecture would replace each other.
+    cargo deb --no-build --target "$target" -p helix-server --output "dist/$name.deb"
 else
     echo "note: no Debian package was made, cargo-deb is not installed"
 fi
-(cd dist && find . -maxdepth 1 -type f -name "*$version*" ! -name '*.sha256' -printf '%P\n' | sort |
+# Only the files of this target: those of another one may be built again without this one.
+(cd dist && find . -maxdepth 1 -type f -name "$name.*" ! -name '*.sha256' -printf '%P\n' | sort |
     xargs sha256sum > "$name.sha256")
 echo "dist/$name.tar.gz"
 cat "dist/$name.sha256"

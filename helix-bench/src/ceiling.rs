@@ -2,6 +2,7 @@
 //!
 //! The ceiling gets its own process because a server has one too.
 
+mod fan_out;
 mod service;
 mod state;
 

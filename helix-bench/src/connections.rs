@@ -3,7 +3,7 @@
 //! A request appends one record, so a response means that the record was stored. Latency is from
 //! the scheduled send time.
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Error, Result, ensure};
 use clap::Args;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use schemars::JsonSchema;
@@ -59,6 +59,9 @@ pub(crate) struct ConnectionsReport {
     title: String,
     rows: Vec<ConnectionsRow>,
     notes: Vec<String>,
+    /// A number of connections could not be measured.
+    #[serde(skip)]
+    has_failed_row: bool,
 }
 
 /// Result of one number of connections.
@@ -159,18 +162,27 @@ async fn run(plan: &ConnectionsPlan) -> Result<ConnectionsReport> {
     target::create_topics(&admin, &topics, RETENTION, args.rows.replication_factor).await?;
     let result = async {
         let mut done = Vec::with_capacity(rows.len());
+        let mut failed = Vec::new();
         for (load, count) in rows.iter().zip(&args.count) {
-            progress::step(&format!("{} connections", grouped(*count as f64)));
-            let row = measure(load, *count).await?;
-            // Without any request, the row says nothing of the connections.
-            if !interrupt::is_requested() || row.run.requests > 0 {
-                done.push(row);
+            let name = format!("{} connections", grouped(*count as f64));
+            progress::step(&name);
+            match measure(load, *count).await {
+                // Without any request, the row says nothing of the connections.
+                Ok(row) if interrupt::is_requested() && row.run.requests == 0 => {}
+                Ok(row) => done.push(row),
+                Err(error) => failed.push((name, error)),
             }
             if interrupt::is_requested() {
                 break;
             }
         }
-        anyhow::Ok(ConnectionsReport::new(args, done))
+        // Measured rows are not lost with a failed one.
+        if done.is_empty()
+            && let Some((name, error)) = failed.pop()
+        {
+            return Err(error.context(name));
+        }
+        anyhow::Ok(ConnectionsReport::new(args, done, &failed))
     }
     .await;
     target::delete_topics(&admin, &topics).await;
@@ -243,7 +255,7 @@ async fn open_all(target: &BenchTarget, count: usize) -> Result<Failures> {
 }
 
 impl ConnectionsReport {
-    fn new(args: &ConnectionsArgs, rows: Vec<ConnectionsRow>) -> Self {
+    fn new(args: &ConnectionsArgs, rows: Vec<ConnectionsRow>, failed: &[(String, Error)]) -> Self {
         let mut notes = Vec::new();
         for row in &rows {
             let count = grouped(row.count as f64);
@@ -255,6 +267,9 @@ impl ConnectionsReport {
                 ));
             }
             notes.extend(row.run.notes.iter().map(|note| format!("{count}: {note}")));
+        }
+        for (name, error) in failed {
+            notes.push(format!("{name}: not measured: {error:#}"));
         }
         let mut title = format!(
             "connections: {} requests/s, one record of {} B each, {} % of the connections active",
@@ -270,7 +285,7 @@ impl ConnectionsReport {
                 run.server_version
             );
         }
-        Self { title, rows, notes }
+        Self { title, rows, notes, has_failed_row: !failed.is_empty() }
     }
 }
 
@@ -286,7 +301,8 @@ impl ModeResult for ConnectionsReport {
             row if row.opened < row.count => exit::FAILED,
             row => row.run.exit_code(),
         };
-        self.rows.iter().map(of_row).max().unwrap_or(exit::FAILED)
+        let failed = self.has_failed_row.then_some(exit::FAILED);
+        self.rows.iter().map(of_row).chain(failed).max().unwrap_or(exit::FAILED)
     }
 }
 

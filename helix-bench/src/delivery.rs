@@ -3,7 +3,7 @@
 //! Publishers and subscribers share one process and one clock. A record carries its intended send
 //! time, so a late send counts as latency.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::future::Future;
 use std::ops::Range;
 use std::sync::Arc;
@@ -11,10 +11,11 @@ use std::sync::Arc;
 use anyhow::Context;
 use helix_client::{Error, Event, Position, ReadOptions, ReadStart, Records, Subscription};
 use helix_proto::log::v1::ResolvedOffset;
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
-use tokio::time::{Duration, Instant, sleep_until};
+use tokio::time::{Duration, Instant, sleep_until, timeout};
 
+use crate::interrupt;
 use crate::load::BenchLoad;
 use crate::meter::LoadMeter;
 use crate::phase::{self, PhaseResult, RunPhase};
@@ -70,6 +71,9 @@ impl AckedRecords {
 
 /// Runs one phase with new subscribers, which start at the current ends, and new publishers.
 ///
+/// The publishers start once all subscribers are at the ends, so that the time in which connections
+/// are opened is no latency.
+///
 /// `load` states the limits and the rate of all publishers together.
 ///
 /// # Errors
@@ -83,6 +87,8 @@ pub(crate) async fn publish(
     let mut published = Vec::with_capacity(topics.len());
     let mut subscribers = JoinSet::new();
     let (mut lanes, mut lane_counts) = (Vec::new(), Vec::new());
+    // Each subscriber drops its sender once it is at the ends, or has failed.
+    let (opening, mut all_opened) = mpsc::channel::<()>(1);
     for PublishedTopic { load, target } in topics {
         let initial_ends = target.ends().await?;
         let run = write::run_id(load, initial_ends.iter().map(|end| end.offset));
@@ -98,6 +104,7 @@ pub(crate) async fn publish(
             let mut subscriber = Subscriber::new(run, epoch, receiver.clone(), PROGRESS_TIMEOUT);
             let ends = initial_ends.iter().map(|end| (end.partition, end.offset));
             subscriber.reached = ends.collect();
+            subscriber.opening = Some(opening.clone());
             subscribers.spawn(subscriber.run(deliveries));
         }
         let topic_lanes = write::lanes(load, target, |lane| {
@@ -107,6 +114,12 @@ pub(crate) async fn publish(
         });
         lane_counts.push(topic_lanes.len());
         lanes.extend(topic_lanes);
+    }
+    drop(opening);
+    tokio::select! {
+        // Ignored: a subscriber that is not at the ends by then is measured as it is.
+        _ = timeout(PROGRESS_TIMEOUT, all_opened.recv()) => {}
+        () = interrupt::requested() => {}
     }
     let (lanes, outcome) = phase::run(lanes, load, part).await?;
     let mut acked = lanes.into_iter().filter_map(write::WriteLane::into_acked);
@@ -215,6 +228,10 @@ struct Subscriber {
     ledger: DeliveryLedger,
     /// Next offset by partition.
     reached: BTreeMap<u32, u64>,
+    /// Held until all partitions have been read to their ends.
+    opening: Option<mpsc::Sender<()>>,
+    /// Partitions that have been read to their ends.
+    caught_up: BTreeSet<u32>,
     meter: LoadMeter,
     last_at: Option<Instant>,
 }
@@ -233,14 +250,24 @@ impl Subscriber {
         published: watch::Receiver<Option<Arc<PublishedRecords>>>,
         progress_timeout: Duration,
     ) -> Self {
-        let (ledger, reached) = (DeliveryLedger::default(), BTreeMap::new());
-        let (meter, last_at) = (LoadMeter::new(), None);
-        Self { run, epoch, published, progress_timeout, ledger, reached, meter, last_at }
+        Self {
+            run,
+            epoch,
+            published,
+            progress_timeout,
+            ledger: DeliveryLedger::default(),
+            reached: BTreeMap::new(),
+            opening: None,
+            caught_up: BTreeSet::new(),
+            meter: LoadMeter::new(),
+            last_at: None,
+        }
     }
 
     /// Receives until all records arrived, or none of this run's records arrived for too long.
     async fn run(mut self, deliveries: impl Deliveries) -> SubscriberResult {
         let result = self.receive_all(deliveries).await;
+        self.opening = None;
         if let Err(error) = result {
             self.meter.fail(&error);
         }
@@ -282,9 +309,13 @@ impl Subscriber {
                         last_progress_at = now;
                     }
                 }
-                Some(Ok(
-                    Event::CaughtUp { .. } | Event::Heartbeat(_) | Event::Restarted { .. },
-                )) => {}
+                Some(Ok(Event::CaughtUp { partition, .. })) => {
+                    self.caught_up.insert(partition);
+                    if self.caught_up.len() >= self.reached.len() {
+                        self.opening = None;
+                    }
+                }
+                Some(Ok(Event::Heartbeat(_) | Event::Restarted { .. })) => {}
                 Some(Err(error)) => return Err(error),
                 None => return Ok(()),
             }

@@ -1,11 +1,15 @@
-//! Describes the disk of a directory, as far as the system tells: Linux only.
+//! Describes the disk of a directory, as far as the system tells: Linux only. Its speed is that of
+//! an earlier run of `wal`.
 
 use std::fs::OpenOptions;
 use std::io::Read;
 use std::path::Path;
 
+use anyhow::{Context, Result, ensure};
 use schemars::JsonSchema;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
+
+use crate::stored::read_result;
 
 /// Longest name of a disk model that is read.
 const MODEL_BYTES_MAX: u64 = 256;
@@ -13,7 +17,7 @@ const MODEL_BYTES_MAX: u64 = 256;
 const MOUNTS_BYTES_MAX: u64 = 1 << 20;
 
 /// Disk of a directory.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub(crate) struct DiskInfo {
     /// Type of the file system, such as "ext4".
     pub(crate) file_system: String,
@@ -53,6 +57,44 @@ impl DiskInfo {
             return None;
         }
         Self::of(directory)
+    }
+}
+
+/// Speed of a disk, measured by `wal`.
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
+pub(crate) struct MeasuredDisk {
+    pub(crate) disk: Option<DiskInfo>,
+    /// Sequential writes of the log, each group synced, in units of 10^6 bytes.
+    pub(crate) sequential_write_mb_per_sec: f64,
+    /// Bytes of a group.
+    pub(crate) group_size: f64,
+    pub(crate) sync_p50_us: f64,
+    pub(crate) sync_p99_us: f64,
+}
+
+impl MeasuredDisk {
+    /// Returns the disk that a stored result of `wal` is of.
+    ///
+    /// # Errors
+    /// The file cannot be read, or is not such a result.
+    pub(crate) fn of_result(path: &Path) -> Result<Self> {
+        let name = path.display();
+        let result = read_result(path).context("--nodes-disk")?;
+        ensure!(
+            result["mode"] == "wal" && result["storage"] == "disk",
+            "--nodes-disk {name} is no result of `wal` on a disk; make one on the host of the \
+             nodes: helix-bench wal --dir NEW_DIRECTORY --json FILE"
+        );
+        let number = |field: &str| {
+            result[field].as_f64().with_context(|| format!("--nodes-disk {name} has no {field}"))
+        };
+        Ok(Self {
+            disk: DiskInfo::deserialize(&result["disk"]).ok(),
+            sequential_write_mb_per_sec: number("mb_per_sec")?,
+            group_size: number("group_size")?,
+            sync_p50_us: number("sync_p50_us")?,
+            sync_p99_us: number("sync_p99_us")?,
+        })
     }
 }
 
@@ -116,6 +158,30 @@ mod tests {
         assert_eq!(of("/database"), ("254:0", "ext4", "/dev/vda"));
         assert_eq!(of("/with space/a"), ("0:40", "tmpfs", "tmpfs"));
         assert_eq!(Mount::of(Path::new("/data"), ""), None);
+    }
+
+    #[test]
+    fn speed_of_a_disk_is_that_of_a_stored_result() {
+        let dir = tempfile::tempdir().unwrap();
+        let stored = |name: &str, result: serde_json::Value| {
+            let path = dir.path().join(name);
+            crate::figures::write_file(&path, result.to_string().as_bytes()).unwrap();
+            MeasuredDisk::of_result(&path)
+        };
+        let mut result = serde_json::json!({
+            "mode": "wal", "storage": "disk", "mb_per_sec": 512.5, "group_size": 1 << 20,
+            "sync_p50_us": 70, "sync_p99_us": 170,
+            "disk": { "file_system": "ext4", "device": "/dev/a", "model": null },
+        });
+        let disk = stored("wal.json", result.clone()).unwrap();
+        assert_eq!((disk.sequential_write_mb_per_sec, disk.sync_p99_us), (512.5, 170.0));
+        assert_eq!(disk.disk.unwrap().file_system, "ext4");
+        result["disk"] = serde_json::Value::Null;
+        assert_eq!(stored("unknown.json", result.clone()).unwrap().disk, None);
+        result["storage"] = "memory".into();
+        let error = stored("memory.json", result).unwrap_err().to_string();
+        assert!(error.contains("is no result of `wal` on a disk"), "{error}");
+        assert!(MeasuredDisk::of_result(&dir.path().join("none")).is_err());
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! Plots of results: from a result's JSON to charts, and several results in one chart.
 
+mod formats;
+
 use std::collections::BTreeMap;
 use std::fs::{self, OpenOptions};
 use std::io::Write as _;
@@ -39,6 +41,8 @@ const PAYLOAD: ChartAxis =
 const RECORD: ChartAxis = ChartAxis { label: "record value", unit: ChartUnit::Bytes, is_log: true };
 const CLIENTS: ChartAxis = ChartAxis { label: "clients", unit: ChartUnit::Count, is_log: true };
 const LATENCY: ChartAxis = ChartAxis { label: "ms", unit: ChartUnit::Count, is_log: true };
+const NINES: ChartAxis =
+    ChartAxis { label: "lowest % of the messages", unit: ChartUnit::Nines, is_log: true };
 
 /// Draws the results, and names the files that were written.
 ///
@@ -57,8 +61,6 @@ fn write(results: &[NamedResult], dir: &Path) -> Result<Vec<String>> {
     let name = dir.display();
     #[expect(clippy::disallowed_methods, reason = "writes the plots that the user asked for")]
     fs::create_dir_all(dir).with_context(|| format!("create {name}"))?;
-    #[cfg(feature = "png")]
-    let renderer = PngRenderer::new()?;
     let mut names = Vec::with_capacity(figures.len());
     let mut write = |name: String, content: &[u8]| {
         let path = dir.join(name);
@@ -66,11 +68,16 @@ fn write(results: &[NamedResult], dir: &Path) -> Result<Vec<String>> {
         names.push(path.display().to_string());
         anyhow::Ok(())
     };
-    for figure in figures {
-        let svg = figure.svg();
-        write(format!("{}.svg", figure.name), svg.as_bytes())?;
-        #[cfg(feature = "png")]
-        write(format!("{}.png", figure.name), &renderer.render(&svg)?)?;
+    for figure in &figures {
+        write(format!("{}.svg", figure.name), figure.svg().as_bytes())?;
+    }
+    // Afterwards, because it needs a font.
+    #[cfg(feature = "png")]
+    {
+        let renderer = PngRenderer::new()?;
+        for figure in &figures {
+            write(format!("{}.png", figure.name), &renderer.render(&figure.svg())?)?;
+        }
     }
     Ok(names)
 }
@@ -86,6 +93,9 @@ pub(crate) fn write_file(path: &Path, content: &[u8]) -> Result<()> {
 }
 
 fn mode_of(result: &Value) -> &str {
+    if formats::is_omb(result) {
+        return "omb";
+    }
     let mode = result["mode"].as_str().or_else(|| result["load"]["mode"].as_str());
     mode.unwrap_or("unknown")
 }
@@ -111,7 +121,9 @@ pub(crate) fn figures(results: &[NamedResult]) -> Result<Vec<Figure>> {
             "group" => figures.extend(group(&results)),
             "compaction" => figures.extend(compaction(&results)),
             "wal" => figures.extend(wal(&results)),
-            "write" | "stream" | "read" | "latency" | "e2e" | "perf" => {
+            "perf" => figures.extend(formats::perf(&results)),
+            "omb" => figures.extend(formats::omb(&results)),
+            "write" | "stream" | "read" | "latency" | "e2e" => {
                 figures.extend(loads(mode, &results))
             }
             mode => bail!("no plot for a result of mode {mode}"),
@@ -166,15 +178,25 @@ const LATENCIES: [Measure; 3] = [
 ];
 
 fn pubsub(results: &[&NamedResult]) -> Vec<Figure> {
-    let over = |measures| lines(results, "rows", Some("/payload_bytes"), measures);
+    let over = |measures: &[Measure]| lines(results, "rows", Some("/payload_bytes"), measures);
     let title = |what: &str| format!("Publish/subscribe: {what}");
+    let has_ceiling =
+        |named: &&NamedResult| rows_of(&named.result, "rows").any(|row| row["ceiling"].is_object());
+    // Without ceilings, the legend has no entry for them.
+    let with_ceiling = |measures: [Measure; 2]| match results.iter().any(has_ceiling) {
+        true => over(&measures),
+        false => over(&measures[..1]),
+    };
     vec![
         figure(
             "pubsub-messages",
             &title("messages per second"),
             PAYLOAD,
             linear("messages/s"),
-            over(&[("messages/s", "/messages_per_sec", 1.0)]),
+            with_ceiling([
+                ("messages/s", "/messages_per_sec", 1.0),
+                ("ceiling", "/ceiling/messages_per_sec", 1.0),
+            ]),
         ),
         figure(
             "pubsub-latency",
@@ -188,7 +210,10 @@ fn pubsub(results: &[&NamedResult]) -> Vec<Figure> {
             &title("payload bytes per second"),
             PAYLOAD,
             linear("MB/s"),
-            over(&[("MB/s", "/payload_bytes_per_sec", 1e-6)]),
+            with_ceiling([
+                ("MB/s", "/payload_bytes_per_sec", 1e-6),
+                ("ceiling", "/ceiling/payload_bytes_per_sec", 1e-6),
+            ]),
         ),
     ]
 }
@@ -250,15 +275,24 @@ fn compare(results: &[&NamedResult]) -> Vec<Figure> {
 /// Plots the values of each run over the median of the reference, one line for each measurement.
 fn group(results: &[&NamedResult]) -> Vec<Figure> {
     let mut series = Vec::new();
+    let mut names: Vec<&str> = Vec::new();
     for (run, named) in results.iter().enumerate() {
         let with_reference = rows_of(&named.result, "rows").filter_map(|row| {
             let reference = row["reference"].as_f64().filter(|reference| *reference > 0.0)?;
             Some((row["name"].as_str()?, rows(&row["values"]), reference))
         });
-        for (measure, (name, values, reference)) in with_reference.enumerate() {
+        for (name, values, reference) in with_reference {
+            let measure = names.iter().position(|known| *known == name).unwrap_or(names.len());
+            if measure == names.len() {
+                names.push(name);
+            }
+            let is_of_run =
+                |named: &&&NamedResult| rows_of(&named.result, "rows").any(|it| it["name"] == name);
+            // Parts that were run one by one differ by their names alone.
+            let runs = results.iter().filter(is_of_run).count();
             let values = (1_u32..).zip(values.iter().filter_map(Value::as_f64));
             let points = values.map(|(at, value)| (f64::from(at), value / reference)).collect();
-            let name = series_name(name, &named.name, results.len());
+            let name = series_name(name, &named.name, runs);
             series.push(ChartSeries { name, measure, run, points });
         }
     }
@@ -377,8 +411,6 @@ fn sequencer(results: &[&NamedResult]) -> Vec<Figure> {
     }
     let size = ChartAxis { label: "message", unit: ChartUnit::Bytes, is_log: true };
     let rate = ChartAxis { label: "messages/s", unit: ChartUnit::Count, is_log: true };
-    let percent =
-        ChartAxis { label: "lowest % of the messages", unit: ChartUnit::Nines, is_log: true };
     let us = ChartAxis { label: "us", unit: ChartUnit::Count, is_log: true };
     let chart = |name: &str, title: &str, x, y, series| Figure {
         name: format!("sequencer-{name}"),
@@ -386,7 +418,7 @@ fn sequencer(results: &[&NamedResult]) -> Vec<Figure> {
     };
     vec![
         chart("throughput", "Sequencer: messages per second", size, rate, throughput),
-        chart("latency", "Sequencer: latency, one message in flight", percent, us, latency),
+        chart("latency", "Sequencer: latency, one message in flight", NINES, us, latency),
     ]
 }
 
@@ -491,6 +523,14 @@ mod tests {
         named(name, serde_json::json!({ "mode": "pubsub", "rows": [row(1024), row(256)] }))
     }
 
+    fn omb_result(backlog: u64) -> Value {
+        serde_json::json!({
+            "publishRate": [10.0, 20.0], "consumeRate": [10.0, 19.0], "backlog": [0, backlog],
+            "aggregatedPublishLatencyAvg": 1.0, "aggregatedPublishLatency50pct": 1.5,
+            "aggregatedPublishDelayLatency50pct": 20, "aggregatedEndToEndLatency50pct": 2.0,
+        })
+    }
+
     #[test]
     fn two_results_share_the_charts_of_their_mode() {
         let figures = figures(&[pubsub_result("memory"), pubsub_result("durable")]).unwrap();
@@ -547,6 +587,10 @@ mod tests {
                 "mode": "wal", "storage": "disk", "group_size": 1 << 20, "mb_per_sec": 500.0,
                 "latency_us": { "p50": 1.0, "p99": 2.0, "max": 3.0 },
             }),
+            serde_json::json!({ "mode": "perf", "intervals": [
+                { "at_seconds": 5.0, "records_per_sec": 7.0, "latency_us": run["latency_us"] },
+            ] }),
+            omb_result(3),
         ];
         let results: Vec<NamedResult> =
             results.into_iter().map(|result| named("one", result)).collect();
@@ -563,10 +607,26 @@ mod tests {
         assert_eq!(of("group-ratio"), Some(vec![(1.0, 0.5), (2.0, 1.5)]));
         assert_eq!(of("compaction-ratio"), Some(vec![(1.0, 1.25)]));
         assert_eq!(of("wal-throughput"), Some(vec![(1_048_576.0, 500.0)]));
+        assert_eq!(of("perf-throughput"), Some(vec![(5.0, 7.0)]));
+        assert_eq!(of("omb-rates"), Some(vec![(1.0, 10.0), (2.0, 20.0)]));
+        assert_eq!(of("omb-backlog"), Some(vec![(1.0, 0.0), (2.0, 3.0)]));
+        assert_eq!(of("omb-latency"), Some(vec![(2.0, 1.5)]));
+    }
+
+    #[test]
+    fn workload_without_a_backlog_has_no_plot_of_it() {
+        let figures = figures(&[named("one", omb_result(0))]).unwrap();
+        let names: Vec<&str> = figures.iter().map(|figure| figure.name.as_str()).collect();
+        assert_eq!(names, ["omb-rates", "omb-latency"]);
     }
 
     #[test]
     fn plots_are_written_to_a_new_directory() {
+        #[cfg(feature = "png")]
+        if PngRenderer::new().is_err() {
+            eprintln!("SKIPPED: no known font is installed");
+            return;
+        }
         let dir = tempfile::tempdir().unwrap();
         let written = write(&[pubsub_result("one")], &dir.path().join("plots")).unwrap();
         let pictures = if cfg!(feature = "png") { 6 } else { 3 };

@@ -9,7 +9,7 @@ use rustix::time::{ClockId, clock_gettime};
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use crate::disk::DiskInfo;
+use crate::disk::{DiskInfo, MeasuredDisk};
 
 /// Host that the client ran on.
 #[derive(Debug, Clone, Serialize, JsonSchema)]
@@ -23,6 +23,8 @@ pub(crate) struct HostInfo {
     pub(crate) kernel: String,
     /// Disk of the working directory; `None` if the system does not tell.
     pub(crate) disk: Option<DiskInfo>,
+    /// Disk of the nodes as `wal` measured it; `None` without --nodes-disk.
+    pub(crate) nodes_disk: Option<MeasuredDisk>,
 }
 
 impl HostInfo {
@@ -36,6 +38,7 @@ impl HostInfo {
             arch: std::env::consts::ARCH,
             kernel: kernel.release().to_string_lossy().into_owned(),
             disk: DiskInfo::of(Path::new(".")),
+            nodes_disk: None,
         }
     }
 }

@@ -90,8 +90,18 @@ fn run(named: &NamedResult) -> String {
         Value::Null => "unknown".to_owned(),
         other => other.to_string(),
     };
+    let nodes_disk = &machine["nodes_disk"];
+    let speed = match nodes_disk["sequential_write_mb_per_sec"].as_f64() {
+        None => String::new(),
+        Some(mb_per_sec) => format!(
+            "; the nodes' disk: sequential writes {} MB/s, sync p50 {} us, p99 {} us",
+            grouped(mb_per_sec),
+            text(&nodes_disk["sync_p50_us"]),
+            text(&nodes_disk["sync_p99_us"])
+        ),
+    };
     format!(
-        "{}: <code>{}</code>; server {}, durability {}; {} cores of {}, {} {}, kernel {}, {} on {}",
+        "{}: <code>{}</code>; server {}, durability {}; {} cores of {}, {} {}, kernel {}, {} on {}{speed}",
         escaped(&named.name),
         text(&named.result["command"]),
         text(&find(&VERSIONS)),
@@ -121,6 +131,9 @@ mod tests {
             "nodes": [{ "disk": { "file_system": "ext4", "device": "/dev/a", "model": "a disk" } }],
             "machine": {
                 "cores": 2, "cpu": "a CPU", "os": "linux", "arch": "x86_64", "kernel": "6.1",
+                "nodes_disk": {
+                    "sequential_write_mb_per_sec": 500.0, "sync_p50_us": 70, "sync_p99_us": 170,
+                },
             },
         });
         let log = serde_json::json!({ "mode": "wal", "storage": "disk", "mb_per_sec": 512.0 });
@@ -130,6 +143,7 @@ mod tests {
         assert_eq!(page.matches("<svg ").count(), 2);
         assert!(page.contains("<code>helix-bench write --clients 4 &gt; x</code>; server 0.1.0"));
         assert!(page.contains("durability quorum-written; 2 cores of a CPU"));
-        assert!(page.contains("a CPU, linux x86_64, kernel 6.1, ext4 on a disk</li>"));
+        assert!(page.contains("a CPU, linux x86_64, kernel 6.1, ext4 on a disk; the nodes' disk:"));
+        assert!(page.contains("sequential writes 500 MB/s, sync p50 70 us, p99 170 us</li>"));
     }
 }

@@ -17,8 +17,9 @@ use anyhow::{Context, Result, ensure};
 use clap::Args;
 use futures_util::{StreamExt, TryStreamExt, stream};
 use helix_client::{Client, NewTopic, ProducerOptions};
-use helix_proto::log::v1::TopicConfig;
+use helix_proto::log::v1::{ErrorReason, TopicConfig};
 use serde_json::Value;
+use tokio::time::{Instant, sleep};
 
 use crate::format::{bytes_text, grouped, replication_text};
 use crate::host::cores;
@@ -29,6 +30,7 @@ use crate::options::{AckLevel, OutputOptions, TargetOptions, bytes, duration};
 use crate::output::{self, ReportOutput};
 use crate::target::{self, BenchTarget};
 use crate::{exit, group, interrupt, runner};
+pub(crate) use result::PERCENTILES;
 use run::{OmbOutcome, OmbRun};
 use workload::{OmbPayload, OmbWorkload};
 
@@ -42,6 +44,10 @@ const CONCURRENT_TOPICS: usize = 16;
 const RETENTION_DEFAULT: u64 = 1 << 30;
 /// Least bytes that a partition keeps.
 const RETENTION_MIN: u64 = 1 << 20;
+/// Longest wait until the members of failed consumers have left, more than their session timeout,
+/// and the interval between attempts to delete their groups.
+const LEAVE_MAX: Duration = Duration::from_secs(60);
+const LEAVE_CHECK: Duration = Duration::from_millis(200);
 /// Highest value of `--batch-bytes`.
 const BATCH_BYTES_MAX: usize = 64 << 20;
 
@@ -94,6 +100,9 @@ pub(crate) struct OmbArgs {
     /// Write the result to this file as JSON; "-" prints JSON, not the table
     #[arg(long, short = 'o', visible_alias = "output", value_name = "FILE")]
     json: Option<PathBuf>,
+    /// Write plots to this directory, as SVG, and as PNG in a build with the feature `png`
+    #[arg(long, value_name = "DIR")]
+    plot: Option<PathBuf>,
 }
 
 /// Validated workload and flags.
@@ -115,10 +124,15 @@ struct OmbPlan {
 /// The workload is not valid, the cluster cannot be reached, or the run could not finish.
 pub(crate) fn command(args: &OmbArgs) -> Result<u8> {
     let plan = OmbPlan::new(args).map_err(exit::usage)?;
-    let output = ReportOutput::open(&OutputOptions { json: args.json.clone(), plot: None })?;
+    // The format of the result has no place for a disk.
+    let (json, plot) = (args.json.clone(), args.plot.clone());
+    let options = OutputOptions { json, plot, nodes_disk: None };
+    let output = ReportOutput::open(&options)?;
     let report = runner::runtime(plan.load.threads)?.block_on(run(&plan))?;
     output.write(&report.json, &report.text())?;
-    Ok(output::exit_code(report.exit_code(), interrupt::is_requested()))
+    let code = output::exit_code(report.exit_code(), interrupt::is_requested());
+    output.draw(report.json)?;
+    Ok(code)
 }
 
 impl OmbPlan {
@@ -222,12 +236,35 @@ async fn run(plan: &OmbPlan) -> Result<OmbReport> {
     let topics: Vec<String> = (0..plan.workload.topics).map(topic_name).collect();
     let measured = measure(plan, &admin, &topics).await;
     // The groups first, or the coordinator would have them forget the topics.
-    let deleted = group::delete_groups(&admin, &prefix()).await;
+    let deleted = delete_groups(&admin).await;
     let names: Vec<&str> = topics.iter().map(String::as_str).collect();
     target::delete_topics(&admin, &names).await;
-    let report = measured?;
-    deleted?;
-    Ok(report)
+    match (measured, deleted) {
+        (Err(error), Err(not_deleted)) => {
+            Err(error.context(format!("groups {}* are left: {not_deleted:#}", prefix())))
+        }
+        (measured, deleted) => measured.and_then(|report| deleted.map(|()| report)),
+    }
+}
+
+/// Deletes the groups of the run.
+///
+/// # Errors
+/// A group still has members after some time, or the cluster cannot be reached.
+async fn delete_groups(admin: &Client) -> Result<()> {
+    let until = Instant::now() + LEAVE_MAX;
+    loop {
+        match group::delete_groups(admin, &prefix()).await {
+            // A failed consumer leaves in the background, or its session ends.
+            Err(error) if has_members(&error) && Instant::now() < until => sleep(LEAVE_CHECK).await,
+            deleted => return deleted,
+        }
+    }
+}
+
+fn has_members(error: &anyhow::Error) -> bool {
+    let mut causes = error.chain().filter_map(|cause| cause.downcast_ref::<helix_client::Error>());
+    causes.any(|error| error.is(ErrorReason::GroupNotEmpty))
 }
 
 async fn measure(plan: &OmbPlan, admin: &Client, topics: &[String]) -> Result<OmbReport> {
@@ -307,6 +344,9 @@ impl OmbReport {
     fn caveats(&self, is_rate_found: bool) -> Vec<String> {
         let OmbOutcome { rate, missed, missing, repeated, failures, .. } = &self.outcome;
         let mut notes = Vec::new();
+        if let Some(early) = self.outcome.early_end {
+            notes.push(format!("the test ended early: {}", early.text()));
+        }
         if is_rate_found {
             notes.push(format!(
                 "{} messages/s is the highest rate that the consumers kept up with in trials",
@@ -340,7 +380,8 @@ impl OmbReport {
 
     /// Returns the exit code: missing deliveries come first.
     fn exit_code(&self) -> u8 {
-        exit_code(self.outcome.missing, self.outcome.total.acked)
+        let OmbOutcome { missing, total, early_end, .. } = &self.outcome;
+        exit_code(*missing, total.acked, early_end.is_some())
     }
 
     fn text(&self) -> String {
@@ -388,9 +429,10 @@ fn latency_cells(latencies: &LongHistogram) -> String {
     cells.map(|us| format!("{:>11.3}", us / 1e3)).collect()
 }
 
-fn exit_code(missing: u64, acked: u64) -> u8 {
+fn exit_code(missing: u64, acked: u64, ended_early: bool) -> u8 {
     match (missing, acked) {
         (0, 0) => exit::FAILED,
+        (0, _) if ended_early => exit::FAILED,
         (0, _) => 0,
         _ => exit::NOT_AS_ACKED,
     }
@@ -467,7 +509,9 @@ mod tests {
 
     #[test]
     fn missing_deliveries_decide_the_exit_code() {
-        assert_eq!((exit_code(0, 5), exit_code(0, 0)), (0, exit::FAILED));
-        assert_eq!((exit_code(1, 5), exit_code(1, 0)), (exit::NOT_AS_ACKED, exit::NOT_AS_ACKED));
+        let complete = |missing, acked| exit_code(missing, acked, false);
+        assert_eq!((complete(0, 5), complete(0, 0)), (0, exit::FAILED));
+        assert_eq!((complete(1, 5), complete(1, 0)), (exit::NOT_AS_ACKED, exit::NOT_AS_ACKED));
+        assert_eq!((exit_code(0, 5, true), exit_code(1, 5, true)), (1, exit::NOT_AS_ACKED));
     }
 }

@@ -82,6 +82,9 @@ pub(crate) struct OutputOptions {
     /// Write plots to this directory, as SVG, and as PNG in a build with the feature `png`
     #[arg(long, value_name = "DIR")]
     pub(crate) plot: Option<PathBuf>,
+    /// Result of `wal` on the disk of the nodes, which the JSON then describes
+    #[arg(long, value_name = "RESULT.json")]
+    pub(crate) nodes_disk: Option<PathBuf>,
 }
 
 /// Options of a mode that measures several rows on topics of its own.

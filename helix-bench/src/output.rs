@@ -12,6 +12,7 @@ use schemars::generate::SchemaSettings;
 use serde::Serialize;
 use serde_json::Value;
 
+use crate::disk::MeasuredDisk;
 use crate::figures::{self, NamedResult};
 use crate::host::{HostInfo, command_line};
 use crate::options::OutputOptions;
@@ -57,14 +58,14 @@ struct ResultDocument<'a, R> {
 }
 
 impl<'a, R: ModeResult> ResultDocument<'a, R> {
-    fn new(result: &'a R) -> Self {
+    fn new(result: &'a R, nodes_disk: Option<MeasuredDisk>) -> Self {
         Self {
             schema: SCHEMA,
             mode: result.mode(),
             command: command_line(),
             interrupted: interrupt::is_requested(),
             client_version: env!("CARGO_PKG_VERSION"),
-            machine: HostInfo::here(),
+            machine: HostInfo { nodes_disk, ..HostInfo::here() },
             result,
         }
     }
@@ -87,6 +88,7 @@ pub(crate) struct ReportOutput {
     destination: Destination,
     /// Directory of the plots.
     plot: Option<PathBuf>,
+    nodes_disk: Option<MeasuredDisk>,
 }
 
 #[derive(Debug)]
@@ -101,8 +103,10 @@ impl ReportOutput {
     /// Opens the destinations.
     ///
     /// # Errors
-    /// The file cannot be written.
+    /// The file cannot be written, or the result of the nodes' disk cannot be read.
     pub(crate) fn open(options: &OutputOptions) -> Result<Self> {
+        let nodes_disk = options.nodes_disk.as_deref().map(MeasuredDisk::of_result).transpose();
+        let nodes_disk = nodes_disk.map_err(exit::usage)?;
         let destination = match &options.json {
             None => Destination::Table,
             Some(path) if path == Path::new("-") => {
@@ -116,7 +120,7 @@ impl ReportOutput {
                 Destination::Both(opened.with_context(|| format!("--json {name}"))?, name)
             }
         };
-        Ok(Self { destination, plot: options.plot.clone() })
+        Ok(Self { destination, plot: options.plot.clone(), nodes_disk })
     }
 
     /// Writes the result and its plots, and returns the exit code of the run.
@@ -124,17 +128,26 @@ impl ReportOutput {
     /// # Errors
     /// The result could not be written. A closed standard output is not an error.
     pub(crate) fn deliver(self, result: &impl ModeResult) -> Result<u8> {
-        let document = ResultDocument::new(result);
+        let document = ResultDocument::new(result, self.nodes_disk.clone());
         let value = serde_json::to_value(&document).context("write JSON")?;
         let mut text = result.text(&value)?;
         if document.interrupted {
             text += "note: interrupted: this is what was measured until then\n";
         }
         self.write(&document, &text)?;
-        if let Some(dir) = &self.plot {
-            figures::draw(&[NamedResult { name: String::new(), result: value }], dir)?;
-        }
+        self.draw(value)?;
         Ok(exit_code(result.exit_code(), document.interrupted))
+    }
+
+    /// Writes the plots of a result, if they were asked for.
+    ///
+    /// # Errors
+    /// A plot could not be written.
+    pub(crate) fn draw(&self, result: Value) -> Result<()> {
+        match &self.plot {
+            Some(dir) => figures::draw(&[NamedResult { name: String::new(), result }], dir),
+            None => Ok(()),
+        }
     }
 
     /// Writes the JSON of a result, and its text for a terminal.
@@ -208,7 +221,8 @@ mod tests {
     fn unwritable_file_is_reported_before_the_run() {
         let dir = tempfile::tempdir().unwrap();
         let open = |path: &Path| {
-            ReportOutput::open(&OutputOptions { json: Some(path.to_owned()), plot: None })
+            let json = Some(path.to_owned());
+            ReportOutput::open(&OutputOptions { json, ..OutputOptions::default() })
         };
         assert!(open(&dir.path().join("none/result")).is_err());
         let path = dir.path().join("result");

@@ -297,6 +297,7 @@ async fn run(plan: &PerfPlan) -> Result<PerfReport> {
     let mut sending = tokio::spawn(async move { sender.run(&sends).await });
     let mut lines = interval_at(started + plan.reporting_interval, plan.reporting_interval);
     let (mut total, mut since) = (IntervalMeter::new(), started);
+    let mut intervals = Vec::new();
     loop {
         tokio::select! {
             ended = &mut sending => {
@@ -308,6 +309,7 @@ async fn run(plan: &PerfPlan) -> Result<PerfReport> {
                 if !plan.is_json_printed {
                     output::print(&window_line(&taken, now - since))?;
                 }
+                intervals.push(PerfInterval::new(&taken, since - started, now - since));
                 since = now;
                 total.merge(&taken);
             }
@@ -315,13 +317,19 @@ async fn run(plan: &PerfPlan) -> Result<PerfReport> {
     }
     let elapsed = started.elapsed();
     drop(pacer);
-    total.merge(&meter.take());
+    let (taken, last) = (meter.take(), started + elapsed - since);
+    // The rate of a short rest says nothing.
+    if intervals.is_empty() || 2 * last >= plan.reporting_interval {
+        intervals.push(PerfInterval::new(&taken, since - started, last));
+    }
+    total.merge(&taken);
     let mut report = PerfReport::new(plan, &total, elapsed, &meter.failures());
     report.storage = status.storage;
     report.server_version = status.version;
     report.node_count = target.addresses.len();
     report.replication = target.topic.replication_factor;
     report.sends_missed = budget.sends_missed();
+    report.intervals = intervals;
     for note in report.notes() {
         progress::step(&format!("note: {note}"));
     }
@@ -351,9 +359,36 @@ pub(crate) struct PerfReport {
     server_version: String,
     node_count: usize,
     replication: u32,
+    /// Intervals of the printed lines, and the rest after them unless it is short.
+    intervals: Vec<PerfInterval>,
     load: BenchLoad,
     #[serde(skip)]
     line: String,
+}
+
+/// Measurements of one interval.
+#[derive(Debug, Clone, Serialize, JsonSchema)]
+pub(crate) struct PerfInterval {
+    /// From the start of the run to the end of the interval.
+    at_seconds: f64,
+    records_per_sec: f64,
+    mib_per_sec: f64,
+    errors: u64,
+    /// As that of the whole run.
+    latency_us: Option<Percentiles>,
+}
+
+impl PerfInterval {
+    fn new(meter: &IntervalMeter, before: Duration, length: Duration) -> Self {
+        let (records_per_sec, mib_per_sec) = rates(meter, length);
+        Self {
+            at_seconds: (before + length).as_secs_f64(),
+            records_per_sec,
+            mib_per_sec,
+            errors: meter.failed,
+            latency_us: meter.publish.percentiles(),
+        }
+    }
 }
 
 impl PerfReport {
@@ -376,6 +411,7 @@ impl PerfReport {
             server_version: String::new(),
             node_count: 0,
             replication: 0,
+            intervals: Vec::new(),
             load: plan.load.clone(),
             line: total_line(total, elapsed),
         }

@@ -3,13 +3,17 @@
 //! Each subscriber receives everything of its topic. A message counts when it was acked and
 //! delivered to each of them; lost and doubled messages end the run with code 11.
 
+mod fan_out;
+
 use std::fmt::Write as _;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Error, Result, ensure};
 use clap::Args;
 use schemars::JsonSchema;
 use serde::Serialize;
 
+use self::fan_out::PubsubCeiling;
+use crate::ceiling::CeilingProcess;
 use crate::delivery::PublishedTopic;
 use crate::e2e::{self, MeasuredDelivery};
 use crate::format::{bytes_text, replication_text};
@@ -55,6 +59,9 @@ pub(crate) struct PubsubArgs {
     /// Bytes that a topic keeps; more must fit into what the slowest subscriber lags behind
     #[arg(long, default_value = "512MiB", value_parser = bytes)]
     retention: usize,
+    /// Skip the ceiling: a service that only passes messages on, measured after each row
+    #[arg(long)]
+    no_ceiling: bool,
     #[command(flatten)]
     rows: RowOptions,
 }
@@ -68,6 +75,9 @@ pub(crate) struct PubsubReport {
     topics: usize,
     rows: Vec<PubsubRow>,
     notes: Vec<String>,
+    /// A payload size could not be measured.
+    #[serde(skip)]
+    has_failed_row: bool,
 }
 
 /// Result of one payload size. Latencies are from the intended send.
@@ -84,16 +94,20 @@ struct PubsubRow {
     messages: u64,
     lost: u64,
     doubled: u64,
+    /// Upper limit; `None` in an open loop, and if it was skipped or could not be measured.
+    ceiling: Option<PubsubCeiling>,
     /// Latency, durability, resources and errors of the row.
     run: BenchReport,
 }
+
+/// Loads of one payload size: that of all producers, and that of each topic.
+type RowLoads = (BenchLoad, Vec<BenchLoad>);
 
 /// Validated rows of a run.
 #[derive(Debug)]
 struct PubsubPlan {
     args: PubsubArgs,
-    /// For each payload size: the load of all producers, and that of each topic.
-    rows: Vec<(BenchLoad, Vec<BenchLoad>)>,
+    rows: Vec<RowLoads>,
 }
 
 impl PubsubPlan {
@@ -168,31 +182,61 @@ pub(crate) fn command(args: &PubsubArgs) -> Result<u8> {
 /// Runs all rows on new topics, which are deleted afterwards.
 async fn run(plan: &PubsubPlan) -> Result<PubsubReport> {
     let PubsubPlan { args, rows } = plan;
-    let (_, topics) = &rows[0];
+    let (whole, topics) = &rows[0];
     let admin = BenchTarget::admin(&topics[0]).await?;
+    // In an open loop the rate is the limit.
+    let ceiling = match args.no_ceiling || args.rate.is_some() {
+        true => None,
+        false => Some(CeilingProcess::start(whole, None).await?),
+    };
     let names: Vec<&str> = topics.iter().map(|load| load.topic.as_str()).collect();
     let result = async {
         target::create_topics(&admin, &names, args.retention, args.rows.replication_factor).await?;
         let mut done = Vec::with_capacity(rows.len());
+        let mut failed = Vec::new();
         for (number, row) in rows.iter().enumerate() {
             if interrupt::is_requested() {
                 break;
             }
             let payload = bytes_text(args.payload[number]);
             progress::step(&format!("payload {payload}, {} of {}", number + 1, rows.len()));
-            done.push(measure(row, args.payload[number]).await?);
+            match measure(row, args.payload[number], ceiling.as_ref()).await {
+                Ok(row) => done.push(row),
+                Err(error) => failed.push((payload, error)),
+            }
         }
-        anyhow::Ok(PubsubReport::new(args, done))
+        // Measured rows are not lost with a failed one.
+        if done.is_empty()
+            && let Some((payload, error)) = failed.pop()
+        {
+            return Err(error.context(format!("payload {payload}")));
+        }
+        anyhow::Ok(PubsubReport::new(args, done, &failed))
     }
     .await;
     target::delete_topics(&admin, &names).await;
     result
 }
 
+/// Measures a row, and its ceiling right after it.
 async fn measure(
-    (whole, loads): &(BenchLoad, Vec<BenchLoad>),
+    loads: &RowLoads,
     payload: usize,
+    ceiling: Option<&CeilingProcess>,
 ) -> Result<PubsubRow> {
+    let mut row = measure_row(&loads.0, &loads.1, payload).await?;
+    if let Some(ceiling) = ceiling
+        && !interrupt::is_requested()
+    {
+        match fan_out::measure(ceiling, loads, payload).await {
+            Ok(measured) => row.ceiling = Some(measured),
+            Err(error) => row.run.notes.push(format!("its ceiling was not measured: {error:#}")),
+        }
+    }
+    Ok(row)
+}
+
+async fn measure_row(whole: &BenchLoad, loads: &[BenchLoad], payload: usize) -> Result<PubsubRow> {
     let mut topics = Vec::with_capacity(loads.len());
     for load in loads {
         let target = BenchTarget::connect(load).await?;
@@ -218,18 +262,22 @@ impl PubsubRow {
             messages,
             lost,
             doubled,
+            ceiling: None,
             run: report,
         }
     }
 }
 
 impl PubsubReport {
-    fn new(args: &PubsubArgs, rows: Vec<PubsubRow>) -> Self {
+    fn new(args: &PubsubArgs, rows: Vec<PubsubRow>, failed: &[(String, Error)]) -> Self {
         let PubsubArgs { producers, consumers, topics, in_flight, .. } = args;
         let mut notes: Vec<String> = Vec::new();
         for row in &rows {
             let payload = bytes_text(row.payload_bytes);
             notes.extend(row.run.notes.iter().map(|note| format!("{payload}: {note}")));
+        }
+        for (payload, error) in failed {
+            notes.push(format!("{payload}: not measured: {error:#}"));
         }
         let mut title = format!(
             "pubsub: {producers} producers, {consumers} subscribers, {topics} topics, {in_flight} \
@@ -250,7 +298,9 @@ impl PubsubReport {
                 run.server_version,
             );
         }
-        Self { title, producers: *producers, consumers: *consumers, topics: *topics, rows, notes }
+        let (producers, consumers, topics) = (*producers, *consumers, *topics);
+        let has_failed_row = !failed.is_empty();
+        Self { title, producers, consumers, topics, rows, notes, has_failed_row }
     }
 }
 
@@ -262,7 +312,8 @@ impl ModeResult for PubsubReport {
     /// Lost and doubled messages come first.
     fn exit_code(&self) -> u8 {
         let of_row = |row: &PubsubRow| row_code(row.lost, row.doubled, row.run.exit_code());
-        self.rows.iter().map(of_row).max().unwrap_or(exit::FAILED)
+        let failed = self.has_failed_row.then_some(exit::FAILED);
+        self.rows.iter().map(of_row).chain(failed).max().unwrap_or(exit::FAILED)
     }
 }
 

@@ -11,7 +11,7 @@ mod local;
 mod node;
 mod order;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Error, Result, ensure};
 use clap::Args;
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -91,6 +91,9 @@ pub(crate) struct SequencerReport {
     /// Status of the nodes of the cluster after the last part.
     nodes: Vec<NodeUsage>,
     notes: Vec<String>,
+    /// Rows that could not be measured, with their names.
+    #[serde(skip)]
+    failed: Vec<(String, Error)>,
 }
 
 /// Latency with one message in flight.
@@ -229,7 +232,12 @@ pub(crate) fn command(args: &SequencerArgs) -> Result<u8> {
     } else {
         // One message in flight keeps one thread busy; more of them only move the task.
         runner::runtime(1)?.block_on(latency(&plan, &mut report))?;
-        runner::runtime(plan.threads())?.block_on(throughput(&plan, &mut report))?;
+        runner::runtime(plan.threads())?.block_on(throughput(&plan, &mut report));
+    }
+    // The first latency is that of the echo, which needs no node.
+    let has_none = report.latency.len() < 2 && report.throughput.is_empty();
+    if has_none && let Some((name, error)) = report.failed.pop() {
+        return Err(error.context(name));
     }
     report.add_notes();
     output.deliver(&report)
@@ -238,6 +246,8 @@ pub(crate) fn command(args: &SequencerArgs) -> Result<u8> {
 /// Measures latency: first that of an echo of streamed messages, then that of the stream.
 async fn latency(plan: &SequencerPlan, report: &mut SequencerReport) -> Result<()> {
     let load = &plan.latency;
+    // Fails before any row if the cluster cannot be reached.
+    BenchTarget::admin(load).await?;
     let ceiling = CeilingProcess::start(load, None).await?;
     let echo = BenchLoad { mode: LoadMode::Write, ..ceiling.load(load) };
     progress::step("latency of a stream echo without storage");
@@ -261,46 +271,58 @@ async fn latency(plan: &SequencerPlan, report: &mut SequencerReport) -> Result<(
         progress::step(&format!("latency of the stream, one message in flight, {name}"));
         let outcome =
             on_stream(plan, &load, report, async |target| node::latency(&load, target).await);
-        let outcome = outcome.await?;
-        report.latency.push(SequencerLatency::new(name, outcome));
+        match outcome.await {
+            Ok(outcome) => report.latency.push(SequencerLatency::new(name, outcome)),
+            Err(error) => report.failed.push((format!("latency, {name}"), error)),
+        }
     }
     if interrupt::is_requested() {
         return Ok(());
     }
-    for (name, outcome) in local.run_embedded(load).await? {
-        report.latency.push(SequencerLatency::new(name, outcome));
+    match local.run_embedded(load).await {
+        Ok(outcomes) => {
+            let rows = outcomes.into_iter().map(|(name, it)| SequencerLatency::new(name, it));
+            report.latency.extend(rows);
+        }
+        Err(error) => report.failed.push(("latency, embedded".to_owned(), error)),
     }
     Ok(())
 }
 
 /// Measures throughput, one row for each size, batched and not.
-async fn throughput(plan: &SequencerPlan, report: &mut SequencerReport) -> Result<()> {
+async fn throughput(plan: &SequencerPlan, report: &mut SequencerReport) {
     for (number, load) in plan.throughput.iter().enumerate() {
         if interrupt::is_requested() {
             break;
         }
-        progress::step(&format!(
-            "throughput of {} in batches of {}, {} of {}",
-            bytes_text(load.size),
-            load.batch_size,
-            number + 1,
-            plan.throughput.len()
-        ));
+        let name =
+            format!("throughput of {} in batches of {}", bytes_text(load.size), load.batch_size);
+        progress::step(&format!("{name}, {} of {}", number + 1, plan.throughput.len()));
         let outcome =
             on_stream(plan, load, report, async |target| node::throughput(load, target).await);
-        let outcome = outcome.await?;
-        report.throughput.push(SequencerThroughput::new(OVER_GRPC, load, outcome));
+        match outcome.await {
+            Ok(outcome) => {
+                report.throughput.push(SequencerThroughput::new(OVER_GRPC, load, outcome));
+            }
+            Err(error) => report.failed.push((name, error)),
+        }
     }
     let batched = plan.throughput.iter().filter(|load| load.batch_size > 1 && load.rate.is_none());
     for load in batched {
         if interrupt::is_requested() {
             break;
         }
-        for (name, outcome) in plan.args.local.run_embedded_throughput(load).await? {
-            report.throughput.push(SequencerThroughput::new(name, load, outcome));
+        match plan.args.local.run_embedded_throughput(load).await {
+            Ok(outcomes) => {
+                let row = |(name, outcome)| SequencerThroughput::new(name, load, outcome);
+                report.throughput.extend(outcomes.into_iter().map(row));
+            }
+            Err(error) => {
+                let name = format!("throughput of {}, embedded", bytes_text(load.size));
+                report.failed.push((name, error));
+            }
         }
     }
-    Ok(())
 }
 
 /// Checks the promises of the stream.
@@ -345,6 +367,7 @@ impl SequencerReport {
             check: Vec::new(),
             nodes: Vec::new(),
             notes: Vec::new(),
+            failed: Vec::new(),
         }
     }
 
@@ -375,6 +398,9 @@ impl SequencerReport {
                 format!("{name}: {errors} errors, not counted in other results; first: {first}")
             })
             .collect();
+        for (name, error) in &self.failed {
+            notes.push(format!("{name}: not measured: {error:#}"));
+        }
         if !self.latency.is_empty() {
             notes.push(
                 "latency is from the send of a message until its node sees it in the stream; of \
@@ -398,7 +424,8 @@ impl ModeResult for SequencerReport {
         let is_broken = findings.any(|findings| !findings.is_clean())
             || self.throughput.iter().any(|row| !row.is_order_equal && row.errors == 0)
             || self.check.iter().any(|step| step.outcome == CheckOutcome::Failed);
-        let has_failed = self.latency.iter().any(|row| row.latency_us.is_none())
+        let has_failed = !self.failed.is_empty()
+            || self.latency.iter().any(|row| row.latency_us.is_none())
             || self.throughput.iter().any(|row| row.latency_us.is_none());
         match (is_broken, has_failed) {
             (true, _) => exit::NOT_AS_ACKED,

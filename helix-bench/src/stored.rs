@@ -106,7 +106,11 @@ fn named_result(path: &Path) -> Result<NamedResult> {
     Ok(NamedResult { name, result })
 }
 
-fn read_result(path: &Path) -> Result<Value> {
+/// Reads a stored result.
+///
+/// # Errors
+/// The file cannot be read, or is no JSON.
+pub(crate) fn read_result(path: &Path) -> Result<Value> {
     let name = path.display();
     let file = std::fs::OpenOptions::new().read(true).open(path);
     let file = file.with_context(|| format!("open {name}"))?;

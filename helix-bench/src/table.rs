@@ -69,20 +69,30 @@ impl ResultTable {
         out
     }
 
-    /// Adds the limits of each row, with its ratio to the lower one, if any limit is known.
-    fn add_limits(
-        &mut self,
-        known_limits: &KnownLimits<'_>,
-        of_rows: impl Iterator<Item = (LoadLimits, Option<f64>)>,
-    ) {
-        if known_limits.is_empty() {
-            return;
-        }
+    /// Adds the limits of each row, with its ratio to the lower one.
+    fn add_limits(&mut self, of_rows: impl Iterator<Item = (LoadLimits, Option<f64>)>) {
         self.columns.extend(["ceiling MB/s", "log MB/s", "of the lower"]);
         for (row, (limits, mb_per_sec)) in self.rows.iter_mut().zip(of_rows) {
             let speed = |limit: Option<f64>| limit.map_or_else(|| "-".to_owned(), grouped);
             let ratio = known(limits.ratio(mb_per_sec), 2);
             row.extend([speed(limits.ceiling), speed(limits.log), ratio]);
+        }
+    }
+
+    /// Reports whether a table has the same title and columns, and no row of the same name.
+    fn suits(&self, other: &Self) -> bool {
+        let has_row = |name: &String| self.rows.iter().any(|row| row.first() == Some(name));
+        self.title == other.title
+            && self.columns == other.columns
+            && !other.rows.iter().filter_map(|row| row.first()).any(has_row)
+    }
+
+    fn append(&mut self, other: Self) {
+        self.rows.extend(other.rows);
+        for note in other.notes {
+            if !self.notes.contains(&note) {
+                self.notes.push(note);
+            }
         }
     }
 
@@ -140,6 +150,8 @@ fn tables(result: &Value, limits: &KnownLimits<'_>) -> Result<Vec<ResultTable>> 
 
 /// Returns the tables of several results. Runs of one load each share a table.
 ///
+/// Parts of `group` that were run one by one against the same nodes share a table.
+///
 /// With results of ceilings or of the log alone among them or in `limits`, tables have the ratio to
 /// the lower limit. Runs of one load with and without TLS are compared in a table of their own.
 ///
@@ -153,7 +165,12 @@ pub(crate) fn tables_of_all(results: &[Value], limits: &[Value]) -> Result<Vec<R
     let loads: Vec<&Value> = loads.into_iter().filter(|run| !pairs.contains(run)).collect();
     let mut all: Vec<ResultTable> = pairs.table().into_iter().collect();
     for result in modes {
-        all.extend(tables(result, &limits)?);
+        for table in tables(result, &limits)? {
+            match all.iter_mut().find(|known| result["mode"] == "group" && known.suits(&table)) {
+                Some(known) => known.append(table),
+                None => all.push(table),
+            }
+        }
     }
     if !loads.is_empty() {
         all.push(self::loads(&loads, &limits));
@@ -216,10 +233,13 @@ fn pubsub(result: &Value, limits: &KnownLimits<'_>) -> ResultTable {
     let mut table = table(result, &PUBSUB_COLUMNS, measured.iter().map(row).collect());
     let limits_of = |row: &Value| {
         let log = limits.log("pubsub", &row["run"]["storage"]);
-        let mb_per_sec = row["payload_bytes_per_sec"].as_f64().map(|bytes| bytes / 1e6);
-        (LoadLimits { ceiling: None, log }, mb_per_sec)
+        let mb_per_sec = |result: &Value| Some(result["payload_bytes_per_sec"].as_f64()? / 1e6);
+        // Each row has its own ceiling, measured with it.
+        (LoadLimits { ceiling: mb_per_sec(&row["ceiling"]), log }, mb_per_sec(row))
     };
-    table.add_limits(limits, measured.iter().map(limits_of));
+    if !limits.is_empty() || measured.iter().any(|row| row["ceiling"].is_object()) {
+        table.add_limits(measured.iter().map(limits_of));
+    }
     table
 }
 
@@ -444,7 +464,9 @@ fn loads(results: &[&Value], limits: &KnownLimits<'_>) -> ResultTable {
         true => (LoadLimits::default(), None),
         false => (limits.of_run(run), run["mb_per_sec"].as_f64()),
     };
-    table.add_limits(limits, ordered.iter().map(limits_of));
+    if !limits.is_empty() {
+        table.add_limits(ordered.iter().map(limits_of));
+    }
     table
 }
 
@@ -483,7 +505,9 @@ fn compare(result: &Value, limits: &KnownLimits<'_>) -> ResultTable {
         ceiling: result["ceiling"]["mb_per_sec"]["median"].as_f64(),
         log: limits.log_of_load(load, &server["storage"]),
     };
-    table.add_limits(limits, [(of_run, server["mb_per_sec"]["median"].as_f64())].into_iter());
+    if !limits.is_empty() {
+        table.add_limits([(of_run, server["mb_per_sec"]["median"].as_f64())].into_iter());
+    }
     table
 }
 

@@ -2,11 +2,13 @@
 //! Shared by `helix-server` and `helix server`.
 
 use std::fmt::Display;
-use std::future::{Future, pending};
+use std::future::pending;
 use std::io::{ErrorKind, IsTerminal, Write};
 use std::process::ExitCode;
 use std::time::Duration;
 
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
 use tokio::runtime;
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::fmt;
@@ -53,11 +55,14 @@ const STOP_BOUNDS: StopBounds =
 /// The exit code is 0 after such a stop, and 1 if the server cannot start or does not stop within
 /// 28 s. A second signal ends the process at once, with 130; a storage failure does, with 70.
 pub fn main(config: ServerConfig) -> ExitCode {
-    main_until(config, pending())
+    main_until(config, pending().boxed())
 }
 
 /// Like [`main`], and also stops when `stop` resolves.
-pub fn main_until(config: ServerConfig, stop: impl Future<Output = ()>) -> ExitCode {
+///
+/// `stop` is boxed: a generic function would be compiled again, with the whole server, by each
+/// program that calls it.
+pub fn main_until(config: ServerConfig, stop: BoxFuture<'_, ()>) -> ExitCode {
     let format = config.log_format;
     start_log(&config);
     file_limit::raise();
@@ -69,7 +74,7 @@ pub fn main_until(config: ServerConfig, stop: impl Future<Output = ()>) -> ExitC
     if outcome.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-fn run_on_runtime(config: ServerConfig, stop: impl Future<Output = ()>) -> Result<(), StartError> {
+fn run_on_runtime(config: ServerConfig, stop: BoxFuture<'_, ()>) -> Result<(), StartError> {
     let format = config.log_format;
     // Before the start, so that a signal while the data is being opened is not lost.
     let signals = StopSignals::watch(STOP_BOUNDS, move |why| end_overdue(format, why));
@@ -162,7 +167,7 @@ fn start_log(config: &ServerConfig) {
 async fn run(
     config: ServerConfig,
     signals: StopSignals,
-    stop: impl Future<Output = ()>,
+    stop: BoxFuture<'_, ()>,
 ) -> Result<(), StartError> {
     let stop = async {
         tokio::select! {

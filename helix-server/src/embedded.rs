@@ -7,11 +7,14 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
 
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
 use futures_util::stream::{self, BoxStream};
 use helix_proto::log::v1::batch::Form;
 use helix_proto::log::v1::{
     AppendRequest, Batch, CreateTopicRequest, Durability as WireDurability, EncodedBatch,
 };
+use tokio::time::Instant;
 
 use crate::api::{Decompressors, ProduceHandler, TopicHandler};
 use crate::config::{ConfigError, ServerConfig};
@@ -46,7 +49,12 @@ impl Embedded {
     /// # Errors
     /// [`StartError`] names the setting or the data that prevented the start. A node with peers
     /// needs a port, so [`ServerConfig::peers`] must be empty.
-    pub async fn open(config: ServerConfig) -> Result<Self, StartError> {
+    pub fn open(config: ServerConfig) -> BoxFuture<'static, Result<Self, StartError>> {
+        // Boxed, so that only this crate compiles the future.
+        Self::open_unboxed(config).boxed()
+    }
+
+    async fn open_unboxed(config: ServerConfig) -> Result<Self, StartError> {
         config.validate()?;
         if !config.peers.is_empty() {
             let problem = "--peer: an embedded node has no port for other nodes; start a server";
@@ -117,10 +125,12 @@ impl Embedded {
     ) -> Result<Vec<EmbeddedBatch>> {
         let LocatedPartition { shard, partition, .. } = self.node.find(topic, 0, partition).await?;
         let bytes_max = bytes_max.clamp(1, FETCH_BYTES_MAX);
-        let mut offset = offset;
+        let (since, mut offset) = (Instant::now(), offset);
         loop {
             let read = shard.read(partition, offset, None, bytes_max, ReadFrom::Leader).await?;
             if !read.batches.is_empty() || read.next_offset <= offset {
+                self.node.metrics().on_fetch(since.elapsed());
+                count_read(&self.node, &read.batches);
                 return Ok(read.batches.into_iter().map(EmbeddedBatch::from).collect());
             }
             // A gap that compaction has left: the records are behind it.
@@ -171,7 +181,8 @@ impl Embedded {
     }
 
     /// Returns the node, for everything else: its status, its metrics, and
-    /// [`Node::failed`], which reports a failed disk.
+    /// [`Node::failed`], which reports a failed disk. Appends and reads count in the metrics as
+    /// those of clients do, except that they are no calls.
     pub fn node(&self) -> &Arc<Node> {
         &self.node
     }
@@ -240,6 +251,13 @@ impl From<ReadBatch> for EmbeddedBatch {
     }
 }
 
+/// Counts batches as those that Fetch and Subscribe send.
+fn count_read(node: &Node, batches: &[ReadBatch]) {
+    let records = batches.iter().map(|batch| u64::from(batch.record_count)).sum();
+    let bytes = batches.iter().map(|batch| batch.payload.len() as u64).sum();
+    node.metrics().on_read(records, bytes);
+}
+
 /// Position of a subscription.
 struct PartitionTail {
     node: Arc<Node>,
@@ -267,6 +285,7 @@ impl PartitionTail {
             let read = shard.read(*partition, offset, None, FETCH_BYTES_DEFAULT, from).await?;
             // Without batches, it is behind a gap that compaction has left.
             if read.next_offset > offset {
+                count_read(&self.node, &read.batches);
                 self.next_offset = read.next_offset;
                 self.unread = read.batches.into();
                 continue;

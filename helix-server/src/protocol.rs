@@ -31,7 +31,7 @@ pub const GROUPS: u32 = 5;
 /// cluster's state.
 pub const ACCESS: u32 = 6;
 
-/// First version in which topics say whether appended records are validated.
+/// First version in which appended records are validated, unless their topic says otherwise.
 pub const RECORD_VALIDATION: u32 = 6;
 
 /// First version with compaction by key: the setting of topics, its entries and its checkpoints.

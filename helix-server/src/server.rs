@@ -11,6 +11,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
 use helix_tls::Acceptor;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
@@ -107,9 +109,16 @@ pub struct RunningServer {
 impl Server {
     /// Opens the node and serves it. The listener is bound when this returns.
     ///
+    /// The future is boxed: a program that awaits an `async fn` compiles its body again, here with
+    /// the whole server.
+    ///
     /// # Errors
     /// [`StartError`] names the setting, address or data that prevented the start.
-    pub async fn start(config: ServerConfig) -> Result<RunningServer, StartError> {
+    pub fn start(config: ServerConfig) -> BoxFuture<'static, Result<RunningServer, StartError>> {
+        Self::start_unboxed(config).boxed()
+    }
+
+    async fn start_unboxed(config: ServerConfig) -> Result<RunningServer, StartError> {
         config.validate()?;
         let files = file_budget(&config)?;
         let addr = config.listen_addr;

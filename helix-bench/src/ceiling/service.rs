@@ -4,11 +4,12 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use helix_proto::log::v1 as pb;
 use helix_proto::log::v1::append_stream_request::Message as StreamRequest;
 use helix_proto::log::v1::append_stream_response::Message as StreamResponse;
+use helix_proto::log::v1::batch::Form;
 use helix_proto::log::v1::cluster_service_server::{ClusterService, ClusterServiceServer};
 use helix_proto::log::v1::consume_service_server::{ConsumeService, ConsumeServiceServer};
 use helix_proto::log::v1::produce_service_server::{ProduceService, ProduceServiceServer};
@@ -21,9 +22,10 @@ use tonic::transport::Server;
 use tonic::transport::server::TcpIncoming;
 use tonic::{Request, Response, Status, Streaming};
 
+use super::fan_out::{LivePartition, LiveStream, PushOutcome, UnsentBatch};
 use super::state::{
-    CeilingState, FetchBounds, NODE_ID, RECORDS, WATERMARKS, check, error_status, resolve,
-    unimplemented_call,
+    CeilingState, FetchBounds, NODE_ID, RECORDS, WATERMARKS, check, error_status, is_at_end,
+    resolve, unimplemented_call,
 };
 use crate::host::process_cpu_time;
 
@@ -99,18 +101,46 @@ impl ProduceService for CeilingService {
         request: Request<Streaming<pb::AppendStreamRequest>>,
     ) -> Result<Response<AckStream>, Status> {
         let batches = helix_transport::read_messages(&request, MESSAGE_BYTES_MAX);
-        let acks = AckStream { state: self.0.clone(), batches, partition: None };
+        let (state, partition) = (self.0.clone(), None);
+        let acks = AckStream { state, batches, partition, live: None, unsent: None };
         Ok(Response::new(acks))
     }
 }
 
 /// Responses of one append stream. All acks that are ready when polled share one message.
-#[derive(Debug)]
 struct AckStream {
     state: Arc<CeilingState>,
     batches: MessageStream<pb::AppendStreamRequest>,
     /// `None` before the first message.
     partition: Option<u32>,
+    /// Set at the first message if the partition had been subscribed to at its end.
+    live: Option<Arc<LivePartition>>,
+    /// Batch that waits for a subscription.
+    unsent: Option<UnsentBatch>,
+}
+
+impl AckStream {
+    /// Passes a checked batch on to the subscriptions. Returns its ack, unless one of them has no
+    /// capacity.
+    fn pass_on(&mut self, batch: EncodedBatch) -> Option<pb::AppendAck> {
+        let outcome = self.live.as_ref()?.push(batch);
+        match outcome {
+            PushOutcome::Acked(ack) => Some(ack),
+            PushOutcome::Full(unsent) => {
+                self.unsent = Some(unsent);
+                None
+            }
+        }
+    }
+
+    /// Passes the batch on that waits, once the subscription has capacity.
+    fn poll_unsent(&mut self, context: &mut Context<'_>) -> Poll<Option<pb::AppendAck>> {
+        if let Some(unsent) = &mut self.unsent {
+            ready!(unsent.poll_capacity(context));
+        }
+        let batch = self.unsent.take().map(|unsent| unsent.batch);
+        Poll::Ready(batch.and_then(|batch| self.pass_on(batch)))
+    }
 }
 
 impl Stream for AckStream {
@@ -119,6 +149,17 @@ impl Stream for AckStream {
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let mut acks = Vec::new();
         loop {
+            if acks.len() == STREAM_BATCHES_IN_FLIGHT_MAX as usize {
+                return Poll::Ready(Some(Ok(acked(acks))));
+            }
+            if self.unsent.is_some() {
+                match self.poll_unsent(context) {
+                    Poll::Ready(ack) => acks.extend(ack),
+                    Poll::Pending if acks.is_empty() => return Poll::Pending,
+                    Poll::Pending => return Poll::Ready(Some(Ok(acked(acks)))),
+                }
+                continue;
+            }
             let message = match self.batches.poll_message(context) {
                 Poll::Ready(Ok(Some(request))) => request.message,
                 Poll::Ready(Err(status)) => return Poll::Ready(Some(Err(status))),
@@ -132,15 +173,19 @@ impl Stream for AckStream {
             match (message, self.partition) {
                 (Some(StreamRequest::Init(init)), None) => {
                     self.partition = Some(init.partition);
+                    self.live = self.state.live.find(&init.topic, init.partition);
                     return Poll::Ready(Some(Ok(opened())));
                 }
                 (Some(StreamRequest::Batch(batch)), Some(partition)) => {
-                    match check(batch.batch.as_ref()) {
-                        Ok(records) => acks.push(self.state.ack(partition, records)),
+                    let records = match check(batch.batch.as_ref()) {
+                        Ok(records) => records,
                         Err(status) => return Poll::Ready(Some(Err(status))),
-                    }
-                    if acks.len() == STREAM_BATCHES_IN_FLIGHT_MAX as usize {
-                        return Poll::Ready(Some(Ok(acked(acks))));
+                    };
+                    match batch.batch.and_then(|batch| batch.form) {
+                        Some(Form::Encoded(batch)) if self.live.is_some() => {
+                            acks.extend(self.pass_on(batch));
+                        }
+                        _ => acks.push(self.state.ack(partition, records)),
                     }
                 }
                 _ => {
@@ -182,23 +227,23 @@ impl ConsumeService for CeilingService {
         Ok(Response::new(pb::FetchResponse { partitions }))
     }
 
-    type SubscribeStream = DeliveryStream;
+    type SubscribeStream = SubscribedStream;
 
     async fn subscribe(
         &self,
         request: Request<pb::SubscribeRequest>,
-    ) -> Result<Response<DeliveryStream>, Status> {
+    ) -> Result<Response<SubscribedStream>, Status> {
         let request = request.into_inner();
+        if request.partitions.iter().all(is_at_end) {
+            let live = self.0.live.subscribe(request.partitions);
+            return Ok(Response::new(SubscribedStream::Live(live)));
+        }
         let bytes = FetchBounds::new(None).bytes;
         let most = FetchBounds::new(request.limits.as_ref()).records;
         let partitions = request.partitions;
-        Ok(Response::new(DeliveryStream {
-            state: self.0.clone(),
-            partitions,
-            bytes,
-            most,
-            turn: 0,
-        }))
+        let state = self.0.clone();
+        let stream = DeliveryStream { state, partitions, bytes, most, turn: 0 };
+        Ok(Response::new(SubscribedStream::Endless(stream)))
     }
 
     async fn resolve_offsets(
@@ -211,15 +256,39 @@ impl ConsumeService for CeilingService {
             empty if empty.is_empty() => (0..self.0.partitions(&request.topic)).collect(),
             asked => asked,
         };
-        let offsets = partitions
-            .into_iter()
-            .map(|partition| pb::ResolvedOffset { partition, offset, watermarks: Some(WATERMARKS) })
-            .collect();
+        let resolved = |partition| {
+            let offset = match offset {
+                RECORDS => self.0.live.end(&request.topic, partition),
+                offset => offset,
+            };
+            let high_watermark = offset.max(RECORDS);
+            let watermarks = Some(pb::Watermarks { high_watermark, ..WATERMARKS });
+            pb::ResolvedOffset { partition, offset, watermarks }
+        };
+        let offsets = partitions.into_iter().map(resolved).collect();
         Ok(Response::new(pb::ResolveOffsetsResponse { offsets, topic_id: 0 }))
     }
 }
 
-/// One subscription: serves its partitions in turn, as fast as the reader accepts.
+/// One subscription: to records that appear to be there, or to what is published.
+#[derive(Debug)]
+enum SubscribedStream {
+    Endless(DeliveryStream),
+    Live(LiveStream),
+}
+
+impl Stream for SubscribedStream {
+    type Item = Result<pb::SubscribeResponse, Status>;
+
+    fn poll_next(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        match self.get_mut() {
+            Self::Endless(stream) => Pin::new(stream).poll_next(context),
+            Self::Live(stream) => Pin::new(stream).poll_next(context),
+        }
+    }
+}
+
+/// Serves its partitions in turn, as fast as the reader accepts.
 #[derive(Debug)]
 struct DeliveryStream {
     state: Arc<CeilingState>,

@@ -9,12 +9,15 @@ use helix_proto::batch;
 use helix_proto::error as wire;
 use helix_proto::log::v1 as pb;
 use helix_proto::log::v1::{EncodedBatch, ErrorReason, Watermarks};
+use prost_types::Timestamp;
 use tokio::time::Instant;
 use tonic::Status;
 
+use super::fan_out::FanOut;
+
 /// Same values as in the server's `limits.rs`, which documents the reasons.
 const RECORD_BYTES_MAX: usize = 1 << 20;
-const FETCH_BYTES_DEFAULT: u64 = 1 << 20;
+pub(super) const FETCH_BYTES_DEFAULT: u64 = 1 << 20;
 const FETCH_BYTES_MAX: u64 = 8 << 20;
 
 /// Records that each partition appears to have.
@@ -24,6 +27,8 @@ const PARTITIONS_DEFAULT: u32 = 4;
 /// Partitions with their own offset counter; higher partitions share them.
 const COUNTERS: usize = 1 << 12;
 pub(super) const NODE_ID: u64 = 1;
+/// Append time of all batches.
+pub(super) const APPEND_TIME: Timestamp = Timestamp { seconds: 1_700_000_000, nanos: 1_000 };
 
 #[derive(Debug)]
 pub(super) struct CeilingState {
@@ -35,6 +40,8 @@ pub(super) struct CeilingState {
     next_offsets: Vec<AtomicU64>,
     /// Partitions of the created topics.
     topics: Mutex<HashMap<String, u32>>,
+    /// Subscriptions at the end of a partition.
+    pub(super) live: FanOut,
 }
 
 impl CeilingState {
@@ -46,6 +53,7 @@ impl CeilingState {
             batches,
             next_offsets: (0..COUNTERS).map(|_| AtomicU64::new(0)).collect(),
             topics: Mutex::default(),
+            live: FanOut::default(),
         }
     }
 
@@ -80,7 +88,7 @@ impl CeilingState {
             bytes += batch.payload.len() as u64;
             found.push(pb::StoredBatch {
                 first_offset,
-                append_time: Some(prost_types::Timestamp { seconds: 1_700_000_000, nanos: 1_000 }),
+                append_time: Some(APPEND_TIME),
                 offset_deltas: Vec::new(),
                 batch: Some(batch.clone()),
             });
@@ -162,6 +170,16 @@ impl FetchBounds {
     }
 }
 
+/// Reports whether a subscription starts at the end of a partition and has no end itself.
+pub(super) fn is_at_end(start: &pb::PartitionStart) -> bool {
+    start.until_offset.is_none()
+        && resolve(start.start.as_ref()).is_ok_and(|offset| offset == RECORDS)
+}
+
+/// Returns the offset of a position. [`RECORDS`] stands for the end, also where more was published.
+///
+/// # Errors
+/// The position is of a kind that the ceiling does not know.
 pub(super) fn resolve(start: Option<&pb::StartPosition>) -> Result<u64, Status> {
     use pb::start_position::Position;
     match start.and_then(|start| start.position.as_ref()) {

@@ -107,17 +107,22 @@ impl OmbConsumers {
         }
     }
 
-    /// Lets all members leave their groups.
+    /// Lets all members leave their groups, also if some consumers have failed.
     ///
     /// # Errors
     /// A consumer has failed, or the members have not left in time.
     pub(super) async fn leave(mut self) -> Result<()> {
         self.mode.send_replace(ConsumerMode::Ended);
         let all_left = async {
+            let mut result = Ok(());
             while let Some(ended) = self.tasks.join_next().await {
-                ended.context("a consumer has panicked")?.context("a consumer has failed")?;
+                let ended = match ended.context("a consumer has panicked") {
+                    Ok(ended) => ended.context("a consumer has failed"),
+                    Err(panicked) => Err(panicked),
+                };
+                result = result.and(ended);
             }
-            anyhow::Ok(())
+            result
         };
         timeout(STEP_MAX, all_left).await.context("the consumers do not leave their groups")?
     }

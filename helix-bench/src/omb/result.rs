@@ -11,7 +11,7 @@ use super::workload::OmbWorkload;
 use crate::interval_meter::{IntervalMeter, LongHistogram};
 
 /// Percentiles of the format, with the ends of their names.
-const PERCENTILES: [(&str, f64); 6] = [
+pub(crate) const PERCENTILES: [(&str, f64); 6] = [
     ("50pct", 50.0),
     ("75pct", 75.0),
     ("95pct", 95.0),

@@ -14,8 +14,9 @@ use super::rate::{RateTrial, START_RATE, find_rate};
 use super::result::OmbInterval;
 use crate::budget::{PhaseLimits, SendBudget, SendPacer};
 use crate::format::grouped;
-use crate::interval_meter::{IntervalMeter, SharedMeter};
+use crate::interval_meter::{IntervalMeter, RecordTotals, SharedMeter};
 use crate::meter::Failures;
+use crate::phase::FAILURES_IN_A_ROW_MAX;
 use crate::single_sends::{SingleSender, buffer_bytes};
 use crate::{interrupt, progress};
 
@@ -29,6 +30,8 @@ const TRIAL_MAX: Duration = Duration::from_secs(5);
 const CHECK_INTERVAL: Duration = Duration::from_millis(20);
 /// Longest time without a delivery before the outstanding ones count as missing.
 const PROGRESS_TIMEOUT: Duration = Duration::from_secs(10);
+/// Longest time without an ack or a delivery in a test with a backlog.
+const STALL_MAX: Duration = Duration::from_secs(60);
 /// Longest time in which a backlog is built and read.
 const BACKLOG_MAX: Duration = Duration::from_secs(24 * 3600);
 /// Most bytes that a consumer reads ahead, which is the client's own default.
@@ -50,12 +53,41 @@ pub(super) struct OmbOutcome {
     pub(super) consumed: u64,
     /// Messages of the test that were due and not sent.
     pub(super) missed: u64,
+    pub(super) early_end: Option<EarlyEnd>,
     /// Deliveries of acked messages that did not arrive, since the start of the run.
     pub(super) missing: u64,
     /// Deliveries beyond the first one of each message.
     pub(super) repeated: u64,
     /// Since the start of the run.
     pub(super) failures: Failures,
+}
+
+/// Reason why a test ended before its time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum EarlyEnd {
+    ProducersGaveUp,
+    Stalled,
+}
+
+impl EarlyEnd {
+    pub(super) fn text(self) -> String {
+        match self {
+            Self::ProducersGaveUp => {
+                format!("all producers gave up after {FAILURES_IN_A_ROW_MAX} failures in a row")
+            }
+            Self::Stalled => {
+                format!("no message was acked or delivered for more than {STALL_MAX:?}")
+            }
+        }
+    }
+}
+
+/// End of a load.
+#[derive(Debug)]
+struct PublishEnd {
+    /// Sends that were due and not made.
+    missed: u64,
+    early: Option<EarlyEnd>,
 }
 
 /// Producers and consumers of a workload.
@@ -105,11 +137,20 @@ impl<'a> OmbRun<'a> {
         Self { plan, senders, consumers: OmbConsumers::start(members, epoch, &meter), meter }
     }
 
-    /// Makes the measurements, and lets the consumers leave their groups.
+    /// Makes the measurements, and lets the consumers leave their groups, also after an error.
     ///
     /// # Errors
     /// The groups do not form, a consumer has failed, or no rate is sustained.
     pub(super) async fn measure(mut self) -> Result<OmbOutcome> {
+        let measured = self.measure_all().await;
+        // Groups with members cannot be deleted.
+        let left = self.consumers.leave().await;
+        let outcome = measured?;
+        left?;
+        Ok(outcome)
+    }
+
+    async fn measure_all(&mut self) -> Result<OmbOutcome> {
         let plan = self.plan;
         let workload = &plan.workload;
         let partitions = workload.partitions_per_topic as usize * workload.topics;
@@ -131,7 +172,7 @@ impl<'a> OmbRun<'a> {
         self.meter.take();
         let started = Instant::now();
         let mut log = IntervalLog::new();
-        let missed = match workload.backlog_bytes {
+        let PublishEnd { missed, early: early_end } = match workload.backlog_bytes {
             0 => self.publish_for(workload.duration, rate, &mut log).await?,
             _ => self.publish_with_backlog(rate, &mut log).await?,
         };
@@ -139,7 +180,6 @@ impl<'a> OmbRun<'a> {
         self.drain(&mut log).await?;
         let (totals, subscriptions) = (self.meter.totals(), self.subscriptions());
         let failures = self.meter.failures();
-        self.consumers.leave().await?;
         Ok(OmbOutcome {
             rate,
             intervals: log.intervals,
@@ -147,6 +187,7 @@ impl<'a> OmbRun<'a> {
             elapsed,
             consumed,
             missed,
+            early_end,
             missing: (totals.acked * subscriptions).saturating_sub(totals.received),
             // A failed message may have been appended nevertheless.
             repeated: totals
@@ -192,7 +233,7 @@ impl<'a> OmbRun<'a> {
         })
     }
 
-    /// Publishes at a rate, and returns the sends that were due and not made.
+    /// Publishes at a rate. Ends early after an interval in which the last producer gave up.
     ///
     /// The last interval includes the acks that arrive after the time is over.
     async fn publish_for(
@@ -200,10 +241,10 @@ impl<'a> OmbRun<'a> {
         duration: Duration,
         rate: f64,
         log: &mut IntervalLog,
-    ) -> Result<u64> {
-        let load = RunningLoad::start(std::mem::take(&mut self.senders), rate, Some(duration));
+    ) -> Result<PublishEnd> {
+        let mut load = RunningLoad::start(std::mem::take(&mut self.senders), rate, Some(duration));
         let end = load.budget.start() + duration;
-        loop {
+        let early = loop {
             let next = log.next();
             tokio::select! {
                 () = sleep_until(next.min(end)) => {}
@@ -211,18 +252,25 @@ impl<'a> OmbRun<'a> {
             }
             self.consumers.check()?;
             if next >= end || interrupt::is_requested() {
-                break;
+                break None;
+            }
+            if load.has_ended()? {
+                break Some(EarlyEnd::ProducersGaveUp);
             }
             log.note(&self.meter, self.backlog());
-        }
+        };
         let missed = self.finish(load).await?;
         log.note(&self.meter, self.backlog());
-        Ok(missed)
+        Ok(PublishEnd { missed, early })
     }
 
     /// Publishes at a rate until the paused consumers have a backlog, until they have read it, and
-    /// then for the duration of the test.
-    async fn publish_with_backlog(&mut self, rate: f64, log: &mut IntervalLog) -> Result<u64> {
+    /// then for the duration of the test. Ends early if nothing can build or read the backlog.
+    async fn publish_with_backlog(
+        &mut self,
+        rate: f64,
+        log: &mut IntervalLog,
+    ) -> Result<PublishEnd> {
         let plan = self.plan;
         let workload = &plan.workload;
         let limits = BacklogLimits::new(
@@ -232,10 +280,11 @@ impl<'a> OmbRun<'a> {
         );
         progress::step("building the backlog");
         self.consumers.pause();
-        let load = RunningLoad::start(std::mem::take(&mut self.senders), rate, None);
+        let mut load = RunningLoad::start(std::mem::take(&mut self.senders), rate, None);
         let started = Instant::now();
         let mut stage = BacklogStage::Building;
-        loop {
+        let mut stall = StallWatch::new(rate, started);
+        let early = loop {
             sleep_until(log.next().min(Instant::now() + CHECK_INTERVAL)).await;
             self.consumers.check()?;
             let now = Instant::now();
@@ -243,13 +292,18 @@ impl<'a> OmbRun<'a> {
                 log.note(&self.meter, self.backlog());
             }
             if interrupt::is_requested() {
-                self.consumers.resume();
-                break;
+                break None;
+            }
+            if load.has_ended()? {
+                break Some(EarlyEnd::ProducersGaveUp);
+            }
+            if stall.is_stalled(self.meter.totals(), now) {
+                break Some(EarlyEnd::Stalled);
             }
             let stage_before = stage;
             stage = stage.next(self.backlog(), &limits, now, workload.duration);
             match stage {
-                BacklogStage::Steady(end) if now >= end => break,
+                BacklogStage::Steady(end) if now >= end => break None,
                 _ if stage == stage_before => {}
                 BacklogStage::Building => {}
                 BacklogStage::Reading => {
@@ -263,10 +317,15 @@ impl<'a> OmbRun<'a> {
             if !matches!(stage, BacklogStage::Steady(_)) && now - started > BACKLOG_MAX {
                 bail!("the backlog is not built and read within {BACKLOG_MAX:?}");
             }
+        };
+        // Published messages are read, also after an early end.
+        self.consumers.resume();
+        if let Some(early) = early {
+            progress::step(&format!("the test ends early: {}", early.text()));
         }
         let missed = self.finish(load).await?;
         log.note(&self.meter, self.backlog());
-        Ok(missed)
+        Ok(PublishEnd { missed, early })
     }
 
     /// Ends a load, and returns the sends that were due and not made.
@@ -298,6 +357,8 @@ struct RunningLoad {
     budget: Arc<SendBudget>,
     pacer: SendPacer,
     tasks: JoinSet<SingleSender>,
+    /// Producers whose tasks have ended.
+    ended: Vec<SingleSender>,
 }
 
 impl RunningLoad {
@@ -312,19 +373,54 @@ impl RunningLoad {
                 sender
             });
         }
-        Self { budget, pacer, tasks }
+        Self { budget, pacer, tasks, ended: Vec::new() }
+    }
+
+    /// Reports whether no producer sends. Before the end of the budget, all of them have given up.
+    ///
+    /// # Errors
+    /// A producer has panicked.
+    fn has_ended(&mut self) -> Result<bool> {
+        while let Some(ended) = self.tasks.try_join_next() {
+            self.ended.push(ended.context("a producer has failed")?);
+        }
+        Ok(self.tasks.is_empty())
     }
 
     /// Stops to send and waits for the acks. Returns the senders, and the sends that were due and
     /// not made.
     async fn finish(self) -> Result<(Vec<SingleSender>, u64)> {
-        let Self { budget, pacer, mut tasks } = self;
+        let Self { budget, pacer, mut tasks, ended: mut senders } = self;
         drop(pacer);
-        let mut senders = Vec::with_capacity(tasks.len());
         while let Some(ended) = tasks.join_next().await {
             senders.push(ended.context("a producer has failed")?);
         }
         Ok((senders, budget.sends_missed()))
+    }
+}
+
+/// Notices that nothing is acked or delivered for too long.
+#[derive(Debug)]
+struct StallWatch {
+    /// Acked and delivered messages.
+    progress: (u64, u64),
+    since: Instant,
+    limit: Duration,
+}
+
+impl StallWatch {
+    fn new(rate: f64, now: Instant) -> Self {
+        // Some messages must be due at a low rate, too.
+        let due = Duration::try_from_secs_f64(10.0 / rate).unwrap_or(BACKLOG_MAX).min(BACKLOG_MAX);
+        Self { progress: (0, 0), since: now, limit: STALL_MAX + due }
+    }
+
+    fn is_stalled(&mut self, totals: RecordTotals, now: Instant) -> bool {
+        let progress = (totals.acked, totals.received);
+        if self.progress != progress {
+            (self.progress, self.since) = (progress, now);
+        }
+        now - self.since > self.limit
     }
 }
 
@@ -419,6 +515,23 @@ mod tests {
         let steady = next(reading, 1000);
         assert_eq!(steady, BacklogStage::Steady(now + duration));
         assert_eq!(next(steady, 1 << 20), steady);
+    }
+
+    #[test]
+    fn only_acks_and_deliveries_are_progress() {
+        let start = Instant::now();
+        let mut watch = StallWatch::new(10.0, start);
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let totals = |acked, received, failed| RecordTotals { acked, failed, received };
+        assert!(!watch.is_stalled(totals(1, 0, 0), at(1)));
+        assert!(!watch.is_stalled(totals(1, 1, 5), at(60)));
+        // Failures go on.
+        assert!(!watch.is_stalled(totals(1, 1, 9), at(121)));
+        assert!(watch.is_stalled(totals(1, 1, 12), at(122)));
+        // At a low rate, the next message may not be due for long.
+        let mut slow = StallWatch::new(0.001, start);
+        assert!(!slow.is_stalled(totals(0, 0, 0), at(10_000)));
+        assert!(slow.is_stalled(totals(0, 0, 0), at(10_061)));
     }
 
     #[test]

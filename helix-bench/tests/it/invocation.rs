@@ -158,8 +158,7 @@ fn uninterrupted_results_have_the_common_fields() {
 #[test]
 fn json_on_standard_output_is_alone() {
     let (server, home) = (MemoryServer::start(), tempfile::tempdir().unwrap());
-    let flags =
-        format!("pubsub --payload 256B --duration 200ms --json - --addr {}", server.address);
+    let flags = format!("pubsub --payload 256B --duration 1s --json - --addr {}", server.address);
     let output = command(home.path(), &flags).output().unwrap();
     assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
     schema::check(&serde_json::from_slice(&output.stdout).unwrap());

@@ -1,5 +1,7 @@
 //! Runs the program against a server in this process. The runs are short: they show that each mode
 //! works and that its result, table and plots agree, and measure nothing.
+//!
+//! A stall of the machine can outlast a short phase: such a run is repeated.
 
 #![allow(clippy::unwrap_used)] // Clippy does not treat test helpers as tests.
 
@@ -7,6 +9,7 @@ mod field_formats;
 mod invocation;
 mod schema;
 
+use std::fs::OpenOptions;
 use std::path::Path;
 use std::process::{Command, Output};
 use std::time::Duration;
@@ -16,6 +19,9 @@ use helix_server::config::ServerConfig;
 use helix_server::server::{RunningServer, Server};
 use serde_json::Value;
 use tokio::runtime::Runtime;
+
+/// Most runs of the program in a test, if stalls of the machine disturb the first ones.
+const RUNS_MAX: usize = 3;
 
 /// Server in memory, which stops when this is dropped.
 struct MemoryServer {
@@ -53,19 +59,42 @@ impl MemoryServer {
 
     /// Runs the program, and returns what it printed and its JSON result.
     fn bench(&self, dir: &Path, arguments: &str) -> (String, Value) {
-        let json = dir.join("result.json");
-        let mut arguments: Vec<&str> = arguments.split_whitespace().collect();
-        let path = json.to_str().unwrap();
-        arguments.extend(["--addr", &self.address, "--json", path]);
-        let output = helix_bench(&arguments);
-        let text = String::from_utf8(output.stdout).unwrap();
-        assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
-        let result = stored(&json);
-        // A result in the format of another project has no mode.
-        if !result["mode"].is_null() {
-            schema::check(&result);
+        let (output, result) = self.attempt(dir, arguments);
+        succeeded(&output, result)
+    }
+
+    /// Like [`MemoryServer::bench`], but repeats a run without any successful request, and one
+    /// whose result does not fit. Any other failure is final, as are lost records.
+    fn bench_until(
+        &self,
+        dir: &Path,
+        arguments: &str,
+        fits: impl Fn(&Value) -> bool,
+    ) -> (String, Value) {
+        for _ in 1..RUNS_MAX {
+            let (output, result) = self.attempt(dir, arguments);
+            // A run that has failed in another way has no result.
+            if output.status.code() == Some(1) && result.is_some() {
+                continue;
+            }
+            let (text, result) = succeeded(&output, result);
+            if fits(&result) {
+                return (text, result);
+            }
         }
-        (text, result)
+        self.bench(dir, arguments)
+    }
+
+    /// Runs the program, and returns its output and its JSON result, if it has one.
+    fn attempt(&self, dir: &Path, arguments: &str) -> (Output, Option<Value>) {
+        let json = dir.join("result.json");
+        // A run that fails keeps the old contents.
+        OpenOptions::new().write(true).create(true).truncate(true).open(&json).unwrap();
+        let mut arguments: Vec<&str> = arguments.split_whitespace().collect();
+        arguments.extend(["--addr", &self.address, "--json", json.to_str().unwrap()]);
+        let output = helix_bench(&arguments);
+        let result = OpenOptions::new().read(true).open(&json).unwrap();
+        (output, serde_json::from_reader(result).ok())
     }
 }
 
@@ -77,12 +106,24 @@ impl Drop for MemoryServer {
     }
 }
 
+/// Returns what a run printed and its JSON result. Fails if the run has failed.
+fn succeeded(output: &Output, result: Option<Value>) -> (String, Value) {
+    let text = String::from_utf8(output.stdout.clone()).unwrap();
+    assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
+    let result = result.unwrap();
+    // A result in the format of another project has no mode.
+    if !result["mode"].is_null() {
+        schema::check(&result);
+    }
+    (text, result)
+}
+
 fn helix_bench(arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_helix-bench")).args(arguments).output().unwrap()
 }
 
 fn stored(path: &Path) -> Value {
-    let result = std::fs::OpenOptions::new().read(true).open(path).unwrap();
+    let result = OpenOptions::new().read(true).open(path).unwrap();
     serde_json::from_reader(result).unwrap()
 }
 
@@ -90,16 +131,23 @@ fn number(value: &Value) -> f64 {
     value.as_f64().unwrap_or_else(|| panic!("{value} is no number"))
 }
 
+/// Returns true if the field at this path is above 0 in each row of the list.
+fn all_above_zero(rows: &Value, field: &str) -> bool {
+    let rows = rows.as_array().unwrap();
+    rows.iter().all(|row| row.pointer(field).and_then(Value::as_f64).is_some_and(|it| it > 0.0))
+}
+
 #[test]
 fn pubsub_delivers_each_message_once_to_each_subscriber() {
     let (server, dir) = (MemoryServer::start(), tempfile::tempdir().unwrap());
     let plots = dir.path().join("plots").display().to_string();
-    let (text, result) = server.bench(
+    let (text, result) = server.bench_until(
         dir.path(),
         &format!(
             "pubsub --producers 3 --consumers 4 --topics 2 --payload 256B,4KiB --duration \
              300ms --warmup 100ms --plot {plots}"
         ),
+        |result| all_above_zero(&result["rows"], "/messages"),
     );
     let rows = result["rows"].as_array().unwrap();
     assert_eq!(rows.len(), 2);
@@ -107,13 +155,15 @@ fn pubsub_delivers_each_message_once_to_each_subscriber() {
         assert!(number(&row["messages"]) > 0.0, "{row}");
         assert_eq!((&row["lost"], &row["doubled"]), (&Value::from(0), &Value::from(0)));
         // Two subscribers for each of two topics: each message is delivered twice.
+        assert!(number(&row["ceiling"]["messages_per_sec"]) > 0.0, "{row}");
+        assert!(number(&row["ceiling"]["latency_us"]["p50"]) > 0.0, "{row}");
         let deliveries = number(&row["run"]["latency_us"]["count"]);
         assert_eq!(deliveries, 2.0 * number(&row["messages"]));
         assert!(number(&row["run"]["latency_parts_us"]["ack"]["p50"]) > 0.0);
         let bytes = number(&row["messages_per_sec"]) * number(&row["payload_bytes"]);
         assert!((number(&row["payload_bytes_per_sec"]) / bytes - 1.0).abs() < 1e-6);
     }
-    assert!(text.contains("4 KiB") && text.contains("doubled"), "{text}");
+    assert!(text.contains("4 KiB") && text.contains("of the lower"), "{text}");
     for name in ["messages", "latency", "bytes"] {
         assert!(Path::new(&plots).join(format!("pubsub-{name}.svg")).is_file());
     }
@@ -129,11 +179,13 @@ fn pubsub_delivers_each_message_once_to_each_subscriber() {
 #[test]
 fn pubsub_measures_from_the_intended_send() {
     let (server, dir) = (MemoryServer::start(), tempfile::tempdir().unwrap());
-    let (_, result) = server.bench(
+    let (_, result) = server.bench_until(
         dir.path(),
         "pubsub --payload 256B --batch-size 1 --rate 500 --duration 500ms --warmup \
              100ms",
+        |result| all_above_zero(&result["rows"], "/messages"),
     );
+    assert!(result["rows"][0]["ceiling"].is_null(), "the rate is the limit");
     let run = &result["rows"][0]["run"];
     // A send that is later than intended counts as latency, so both parts are reported.
     assert!(run["latency_parts_us"]["send_delay"].is_object(), "{run}");
@@ -145,9 +197,10 @@ fn pubsub_measures_from_the_intended_send() {
 fn sequencer_shows_one_order_to_all_nodes() {
     let (server, dir) = (MemoryServer::start(), tempfile::tempdir().unwrap());
     let plots = dir.path().join("plots").display().to_string();
-    let (text, result) = server.bench(
+    let (text, result) = server.bench_until(
         dir.path(),
         &format!("sequencer --size 64,1400 --duration 300ms --warmup 100ms --plot {plots}"),
+        |result| all_above_zero(&result["throughput"], "/messages_per_sec"),
     );
     let latency = result["latency"].as_array().unwrap();
     assert_eq!((latency.len(), latency[1]["steps"].as_array().unwrap().len()), (2, 6));
@@ -179,7 +232,9 @@ fn sequencer_has_rows_without_tcp() {
     let rows = ["--socket", &socket, "--embedded", "--embedded-dir", directory];
     let plot = ["--plot", plots.to_str().unwrap()];
     let arguments = [&["sequencer"][..], &sizes, &times, &rows, &plot].concat();
-    let (text, result) = server.bench(dir.path(), &arguments.join(" "));
+    let (text, result) = server.bench_until(dir.path(), &arguments.join(" "), |result| {
+        all_above_zero(&result["throughput"], "/messages_per_sec")
+    });
     let latency = result["latency"].as_array().unwrap();
     let found: Vec<(&str, &str)> = latency[1..]
         .iter()
@@ -254,7 +309,9 @@ fn the_log_and_comparisons_are_plotted_and_their_ratio_is_shown() {
     let output = helix_bench(&flags.split(' ').collect::<Vec<_>>());
     assert!(output.status.success(), "{output:?}");
     let flags = format!("compare --runs 2 --duration 200ms --warmup 50ms --plot {plots}");
-    let (_, compared) = server.bench(dir.path(), &flags);
+    let (_, compared) = server.bench_until(dir.path(), &flags, |compared| {
+        all_above_zero(&compared["runs"], "/server/requests")
+    });
     assert_eq!((&compared["mode"], &compared["load_mode"]), (&"compare".into(), &"write".into()));
     schema::check(&stored(Path::new(&log)));
     for name in ["wal-throughput", "wal-latency", "compare-throughput", "compare-ratio"] {
@@ -285,8 +342,11 @@ fn flags_without_effect_and_unknown_results_are_rejected() {
 #[test]
 fn connections_are_opened_and_their_requests_delivered() {
     let (server, dir) = (MemoryServer::start(), tempfile::tempdir().unwrap());
-    let (text, result) = server
-        .bench(dir.path(), "connections --count 20,50 --rate 200 --duration 500ms --warmup 100ms");
+    let (text, result) = server.bench_until(
+        dir.path(),
+        "connections --count 20,50 --rate 200 --duration 500ms --warmup 100ms",
+        |result| all_above_zero(&result["rows"], "/run/latency_us/p99"),
+    );
     let rows = result["rows"].as_array().unwrap();
     assert_eq!(rows.len(), 2);
     for (row, count) in rows.iter().zip([20, 50]) {
@@ -303,45 +363,53 @@ fn connections_are_opened_and_their_requests_delivered() {
 fn limit_finds_a_rate_and_shows_its_steps() {
     let (server, dir) = (MemoryServer::start(), tempfile::tempdir().unwrap());
     // The bound is far above any latency, so the search ends where the rate is not reached.
-    let (text, result) = server.bench(
+    let is_too_high = |step: &Value| step["why"] == "rate not reached";
+    let (text, result) = server.bench_until(
         dir.path(),
         "limit --mode write --max-p99 10s --start 500 --batch-size 1 --duration 200ms \
              --warmup 50ms",
+        |result| result["steps"].as_array().unwrap().iter().any(is_too_high),
     );
     let steps = result["steps"].as_array().unwrap();
     let highest = number(&result["highest_rate"]);
     let within = steps.iter().filter(|step| step["is_within"] == true);
     assert_eq!(within.map(|step| number(&step["rate"])).fold(0.0, f64::max), highest);
-    assert!(steps.iter().any(|step| step["why"] == "rate not reached"), "{text}");
+    assert!(steps.iter().any(is_too_high), "{text}");
     assert_eq!(text.lines().filter(|line| line.ends_with("within")).count() > 0, highest > 0.0);
+}
+
+/// Returns the first row whose name contains this.
+fn row_of<'a>(result: &'a Value, name: &str) -> &'a Value {
+    let mut rows = result["rows"].as_array().unwrap().iter();
+    let row = rows.find(|row| row["name"].as_str().unwrap().contains(name));
+    row.unwrap_or_else(|| panic!("no row {name} in {result:#}"))
 }
 
 #[test]
 fn group_measures_each_part_beside_its_reference() {
     let (server, dir) = (MemoryServer::start(), tempfile::tempdir().unwrap());
     let parts = ["read", "commit", "handover", "heartbeat", "memory"].join(",");
-    let (text, result) = server.bench(
+    // A killed member's partitions move no earlier than its last heartbeat's session ends, which
+    // is at least two thirds of the timeout after the kill, if the heartbeats were not late.
+    let killed = |result: &Value| number(&row_of(result, "member killed")["value"]);
+    let moved_in = 1_800.0..30_000.0;
+    let (text, result) = server.bench_until(
         dir.path(),
         &format!(
             "group --parts {parts} --runs 1 --partitions 4 --records 2000 --committers 3 \
-             --leaves 2 --session-timeout 1s --groups 2 --members 2 --heartbeat 400ms \
+             --leaves 2 --session-timeout 3s --groups 2 --members 2 --heartbeat 1s \
              --empty-groups 50 --duration 1200ms"
         ),
+        |result| moved_in.contains(&killed(result)),
     );
     let rows = result["rows"].as_array().unwrap();
     assert_eq!(rows.len(), 11, "{text}");
-    let row = |name: &str| {
-        let row = rows.iter().find(|row| row["name"].as_str().unwrap().contains(name));
-        row.unwrap_or_else(|| panic!("no row {name} in {text}"))
-    };
+    let row = |name: &str| row_of(&result, name);
     for name in ["one member reads", "commit every second", "p50, one client", "3 clients"] {
         let ratio = number(&row(name)["value"]) / number(&row(name)["reference"]);
         assert!((number(&row(name)["ratio"]) / ratio - 1.0).abs() < 1e-6, "{text}");
     }
-    // A killed member's partitions move no earlier than its last heartbeat's session ends, which
-    // is at least two thirds of the timeout after the kill.
-    let killed = number(&row("member killed")["value"]);
-    assert!((600.0..10_000.0).contains(&killed), "{text}");
+    assert!(moved_in.contains(&killed(&result)), "{text}");
     assert_eq!(row("per group")["values"].as_array().unwrap().len(), 1);
     assert!(text.contains("lowest to highest"), "{text}");
     assert_eq!(server.topics("bench-"), [""; 0]);
@@ -425,7 +493,7 @@ fn closed_output_changes_no_exit_code() {
         "--payload",
         "256B,4KiB",
         "--duration",
-        "200ms",
+        "1s",
         "--warmup",
         "50ms",
         "--addr",

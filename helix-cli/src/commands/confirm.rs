@@ -19,6 +19,7 @@ pub(crate) async fn confirm(kind: &str, name: &str, what: &str) -> anyhow::Resul
         return Err(failure.hint("run the command with --yes").into());
     }
     write_message(format_args!("{what}; type the {kind} {}to confirm: ", name_word(kind)));
+    let mut prompt = PromptLine { is_open: true };
     let (sender, typed) = oneshot::channel();
     // A thread of its own: a blocked read would keep the command from ending.
     std::thread::spawn(move || {
@@ -28,10 +29,26 @@ pub(crate) async fn confirm(kind: &str, name: &str, what: &str) -> anyhow::Resul
         let _ = sender.send(read);
     });
     let typed = typed.await.context("wait for the confirmation")?;
-    if typed.context("read the confirmation")?.trim() == name {
+    let typed = typed.context("read the confirmation")?;
+    prompt.is_open = !typed.ends_with('\n');
+    if typed.trim() == name {
         return Ok(());
     }
     Err(CliError::new(Exit::Error, "not confirmed; nothing was changed").into())
+}
+
+/// The line of the prompt. Ends it on drop if the user did not, as after Ctrl-C, Ctrl-D and
+/// --timeout: the shell's prompt or an error follows on a line of its own.
+struct PromptLine {
+    is_open: bool,
+}
+
+impl Drop for PromptLine {
+    fn drop(&mut self) {
+        if self.is_open {
+            write_message(format_args!("\n"));
+        }
+    }
 }
 
 /// Returns what of a thing is typed: topics have names, nodes have ids.

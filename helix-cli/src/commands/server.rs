@@ -26,8 +26,6 @@ pub(crate) fn run(args: ServerArgs) -> ExitCode {
         let _ = io::copy(&mut io::stdin().lock(), &mut io::sink());
         drop(closed_sender);
     });
-    daemon::main_until(config, async {
-        // Always an error: the sender sends nothing and is dropped.
-        let _ = closed.await;
-    })
+    // Always an error: the sender sends nothing and is dropped.
+    daemon::main_until(config, Box::pin(async { drop(closed.await) }))
 }

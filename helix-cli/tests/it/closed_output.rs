@@ -102,7 +102,7 @@ fn closed_output_changes_no_failure() {
         (&["cluster", "health", "--addr", addr], "", 0),
         (&["cluster", "health", "--addr", &one_is_dead], "", 1),
         (&["cluster", "health", "--watch", "--addr", addr, "--exit-when-healthy"], "", 0),
-        (&["cluster", "health", "--watch", "--addr", &one_is_dead, "--timeout", "1s"], "", 1),
+        (&["cluster", "health", "--watch", "--addr", &one_is_dead, "--timeout", "3s"], "", 1),
         (&["cluster", "transfer-leader", "--shard", "99", "--addr", addr], "", 3),
         (&["cluster", "add-node", "9", "127.0.0.1:1", "--dry-run", "--addr", addr], "", 4),
         (&["cluster", "remove-node", "9", "--addr", addr], "", 3),

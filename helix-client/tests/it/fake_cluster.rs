@@ -7,6 +7,8 @@ mod socket_gate;
 mod topics;
 
 use std::collections::HashMap;
+use std::net::Ipv4Addr;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -149,7 +151,7 @@ impl FakeCluster {
     pub(crate) async fn start(seed: u64, fault_rate: f64) -> Self {
         let mut listeners = Vec::new();
         for _ in 0..NODES {
-            listeners.push(TcpListener::bind("127.0.0.1:0").await.unwrap());
+            listeners.push(listen().await);
         }
         let address = |listener: &TcpListener| listener.local_addr().unwrap().to_string();
         let actual = ClusterView { leader: Some(0), term: 1, version: 1 };
@@ -307,12 +309,12 @@ impl FakeCluster {
 
     /// Starts a killed node where it was, or at a new address.
     pub(crate) async fn restart(&self, node: usize, at_new_address: bool) {
-        let address = match at_new_address {
-            true => "127.0.0.1:0".to_owned(),
-            false => self.addresses()[node].clone(),
+        let listener = if at_new_address {
+            listen().await
+        } else {
+            let address = self.addresses()[node].clone();
+            crate::within_deadline(async || TcpListener::bind(&address).await.ok()).await
         };
-        let listener = crate::within_deadline(async || TcpListener::bind(&address).await.ok());
-        let listener = listener.await;
         if at_new_address {
             let mut state = self.cluster.state();
             state.addresses[node] = listener.local_addr().unwrap().to_string();
@@ -357,6 +359,23 @@ impl FakeCluster {
         state.next_producer = 1000;
         state.publish();
     }
+}
+
+/// Listens on a free port below the ephemeral ones: no client takes it while its node is down.
+async fn listen() -> TcpListener {
+    const FIRST: u32 = 10_000;
+    const COUNT: u32 = 2_000;
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    // Test processes start at different ports so that they do not collide.
+    let offset = std::process::id().wrapping_mul(61) % COUNT;
+    for _ in 0..COUNT {
+        let place = (offset + NEXT.fetch_add(1, Ordering::Relaxed)) % COUNT;
+        let port = u16::try_from(FIRST + place).unwrap();
+        if let Ok(listener) = TcpListener::bind((Ipv4Addr::LOCALHOST, port)).await {
+            return listener;
+        }
+    }
+    panic!("no free port on 127.0.0.1");
 }
 
 fn serve_node(cluster: &Arc<SharedCluster>, id: usize, listener: TcpListener) -> NodeServer {

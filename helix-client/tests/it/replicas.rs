@@ -96,7 +96,7 @@ async fn read_beyond_every_replica_says_which_one_lags() {
     let client = client(&cluster);
     fill(&client, 1).await;
     let starts = vec![ReadStart::new(TOPIC, 0, Position::Earliest).until(9)];
-    let options = ReadOptions { lag_max: Some(Duration::from_millis(500)), ..from(3) };
+    let options = ReadOptions { lag_max: Some(Duration::from_secs(2)), ..from(3) };
     let mut subscription = client.consumer().subscribe(starts, options);
     let error = loop {
         match in_time(subscription.next()).await.expect("an error") {

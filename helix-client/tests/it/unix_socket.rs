@@ -7,7 +7,8 @@ use std::time::Duration;
 use helix_client::{Client, Config, Error};
 
 async fn failure(path: &Path) -> Error {
-    let request_timeout = Duration::from_millis(300);
+    // Long enough for an attempt, even if the process stalls.
+    let request_timeout = Duration::from_secs(2);
     let config = Config::new([format!("unix:{}", path.display())]);
     Client::connect(Config { request_timeout, ..config }).await.unwrap_err()
 }

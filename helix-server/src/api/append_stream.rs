@@ -377,7 +377,7 @@ impl AppendSession {
             Ok(topic) if topic.id == topic_id => {
                 let least = durability_to_reach(self.requested, &topic.settings)?;
                 self.durability = self.durability.min(least);
-                self.located.settings = topic.settings;
+                self.located.settings = self.node.settings_in_force(&topic);
                 self.located.topic = topic;
             }
             // The topic was deleted meanwhile.

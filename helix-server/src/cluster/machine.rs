@@ -2,6 +2,7 @@
 //! Entries of shard 0 have no records, so its log is never read by stream.
 
 use std::io;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use bytes::Bytes;
@@ -20,6 +21,8 @@ pub struct ClusterMachine {
     version: watch::Sender<u64>,
     /// Tokens and rules of the state that readers see.
     access: watch::Sender<Arc<AccessState>>,
+    /// Protocol version of the state that readers see.
+    protocol: AtomicU32,
 }
 
 #[derive(Debug)]
@@ -52,8 +55,9 @@ impl Inner {
 impl ClusterMachine {
     pub fn new(wal: Wal) -> Self {
         let state = ClusterState::new(ClusterLimits::default());
+        let protocol = AtomicU32::new(state.protocol());
         let inner = Mutex::new(Inner { wal, state, replaying: None });
-        Self { inner, version: watch::Sender::new(0), access: watch::Sender::default() }
+        Self { inner, version: watch::Sender::new(0), access: watch::Sender::default(), protocol }
     }
 
     /// Applies `wal` from its beginning, in place of the previous log.
@@ -76,6 +80,11 @@ impl ClusterMachine {
         self.version.subscribe()
     }
 
+    /// Returns the protocol version. Cheaper than [`Self::read`], as every append needs it.
+    pub fn protocol(&self) -> u32 {
+        self.protocol.load(Ordering::Acquire)
+    }
+
     /// Returns the tokens and rules. Cheaper than [`Self::read`], as every call needs them.
     pub fn access(&self) -> Arc<AccessState> {
         self.access.borrow().clone()
@@ -91,8 +100,8 @@ impl ClusterMachine {
         self.access.subscribe()
     }
 
-    /// Publishes the state that readers see; the access control first, so that a reader of a
-    /// version sees the access control of that version.
+    /// Publishes the state that readers see. The version is last, so that a reader of a version
+    /// sees the access control and the protocol version that belong to it.
     fn publish(&self) {
         // Under the lock, so that an older state never follows a newer one.
         let inner = self.lock();
@@ -104,6 +113,7 @@ impl ClusterMachine {
             }
             is_new
         });
+        self.protocol.store(inner.state.protocol(), Ordering::Release);
         self.version.send_if_modified(|known| std::mem::replace(known, version) != version);
     }
 }

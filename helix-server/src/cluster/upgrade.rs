@@ -4,14 +4,13 @@
 use std::time::Duration;
 
 use super::client::Cluster;
-use super::state::ClusterState;
 use crate::error::Result;
 use crate::log::ClusterCommand;
 
 impl Cluster {
     /// Returns the cluster's protocol version, which every member supports.
     pub fn protocol(&self) -> u32 {
-        self.machine().read(ClusterState::protocol)
+        self.machine().protocol()
     }
 
     /// Waits until the cluster uses this protocol version, at most `wait_max`. Returns whether it

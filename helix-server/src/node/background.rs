@@ -152,7 +152,9 @@ async fn maintain_shard(node: Weak<Node>, shard: Arc<Shard>) {
     };
     let mut leadership = shard.watch_leadership();
     let shard_id = shard.id();
-    if let Err(error) = form(&node, &shard).await {
+    if let Err(error) = form(&node, &shard).await
+        && !shard.is_closed()
+    {
         tracing::error!(shard_id, %error, "cannot form the shard");
     }
     loop {
@@ -212,7 +214,11 @@ async fn form(node: &Weak<Node>, shard: &Arc<Shard>) -> std::io::Result<()> {
         }
     }
     if !shard.is_first_member() {
-        tokio::time::sleep(limits::FORM_WAIT).await;
+        tokio::select! {
+            biased;
+            () = shard.closed() => return Ok(()),
+            () = tokio::time::sleep(limits::FORM_WAIT) => {}
+        }
     }
     shard.form().await
 }

@@ -54,8 +54,13 @@ pub async fn make_first_token(node: Weak<Node>, file: Box<dyn TokenFile>) {
         versions.mark_unchanged();
         let is_settled = match node.store_first_token(&*file, &mut stored).await {
             Ok(is_settled) => is_settled,
-            Err(error) => {
+            Err(error @ Error::StorageFailed { .. }) => {
                 tracing::warn!(%error, "cannot make the first token yet");
+                false
+            }
+            // Most attempts fail because there is no leader yet.
+            Err(error) => {
+                tracing::debug!(%error, "cannot make the first token yet");
                 false
             }
         };

@@ -6,6 +6,7 @@ use super::Node;
 use super::shard_slots::ShardSlot;
 use crate::error::{Error, Result};
 use crate::log::{PartitionId, PartitionLocation, PartitionSettings, Refusal, TopicInfo};
+use crate::protocol;
 use crate::shard::Shard;
 
 /// A partition with its shard and topic.
@@ -13,6 +14,7 @@ use crate::shard::Shard;
 pub struct LocatedPartition {
     pub partition: PartitionId,
     pub shard: Arc<Shard>,
+    /// As [`Node::settings_in_force`].
     pub settings: PartitionSettings,
     pub topic: Arc<TopicInfo>,
     pub number: u32,
@@ -125,13 +127,22 @@ impl Node {
             Some(ShardSlot::Open(shard)) => Ok(LocatedPartition {
                 partition: id,
                 shard,
-                settings: info.settings,
+                settings: self.settings_in_force(&info),
                 topic: info,
                 number: partition,
             }),
             Some(ShardSlot::Damaged(what)) => Err(Error::CorruptLog { what }),
             Some(ShardSlot::Stopped(_)) | None => Err(Error::NoLeader { shard: shard_id }),
         }
+    }
+
+    /// Returns the settings of the topic, as far as every member of the cluster follows them.
+    pub fn settings_in_force(&self, topic: &TopicInfo) -> PartitionSettings {
+        let mut settings = topic.settings;
+        // Leaders of a release before the check take any content. With one of them as a member, an
+        // append must not depend on the node that leads.
+        settings.takes_any_records |= self.cluster.protocol() < protocol::RECORD_VALIDATION;
+        settings
     }
 
     /// Returns the topic with this name, as far as this node knows.

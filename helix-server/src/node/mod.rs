@@ -45,7 +45,8 @@ mod unreplayed;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, OnceLock};
 
-use futures_util::future::join_all;
+use futures_util::FutureExt;
+use futures_util::future::{BoxFuture, join_all};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
@@ -219,7 +220,17 @@ impl Node {
         Ok(node)
     }
 
-    async fn open_with(
+    /// Boxed, so that only this crate compiles the future.
+    fn open_with(
+        settings: NodeSettings,
+        handler: Arc<BootstrapHandler>,
+        hub: Arc<Hub>,
+        among: Option<(BTreeMap<u64, String>, String)>,
+    ) -> BoxFuture<'static, Result<Arc<Self>>> {
+        Self::open_unboxed(settings, handler, hub, among).boxed()
+    }
+
+    async fn open_unboxed(
         settings: NodeSettings,
         handler: Arc<BootstrapHandler>,
         hub: Arc<Hub>,
@@ -576,7 +587,9 @@ impl Node {
 
     /// Transfers all leaderships to other nodes, if there are any: this node stops.
     pub async fn transfer_leadership(&self) {
-        let led = self.shards().into_iter().filter(|shard| {
+        let shards = self.shards();
+        shards.iter().for_each(|shard| shard.expect_stop());
+        let led = shards.into_iter().filter(|shard| {
             shard.is_leader() && !shard.is_isolated() && shard.replicas().len() > 1
         });
         let transfers = led.map(|shard| async move {

@@ -78,7 +78,9 @@ impl ShardSupervisor {
                 () = tokio::time::sleep(CHECK_INTERVAL) => {}
             }
             let Some(node) = node.upgrade() else { return };
-            if let Err(error) = self.supervise_once(&node).await {
+            if let Err(error) = self.supervise_once(&node).await
+                && !draining.is_cancelled()
+            {
                 self.warn_once(&error.to_string());
             }
         }
@@ -107,6 +109,10 @@ impl ShardSupervisor {
             },
         };
         if let Some(why) = replica.stopped() {
+            // The node is stopping, and has closed it.
+            if node.draining.is_cancelled() {
+                return Ok(());
+            }
             // A failed write stops the whole node.
             if matches!(replica.writable(), Err(helix_wal::Error::Poisoned { .. })) {
                 return Ok(());

@@ -357,7 +357,7 @@ impl Hub {
         let from = if self.table.peer(from).is_some() { from } else { 0 };
         let before = lock(&self.refusals).insert(from, why.to_owned());
         if before.as_deref() != Some(why) {
-            if wire::is_of_start(why) {
+            if wire::is_of_start_or_stop(why) {
                 tracing::info!(node = from, "refused a peer's connection: {why}");
             } else {
                 tracing::warn!(node = from, "refused a peer's connection: {why}");

@@ -27,11 +27,11 @@ pub(super) type RpcError = RPCError<TypeConfig>;
 /// Refusal by a node that has not formed or joined a cluster, after its name.
 pub(super) const IN_NO_CLUSTER: &str = "is in no cluster yet";
 
-/// Refusal by a node that has not opened a shard, after the shard's name.
+/// Refusal by a node that has not opened a shard, or has closed it, after the shard's name.
 pub(super) const NOT_OPEN: &str = "is not open here";
 
-/// Returns true for refusals that are normal while nodes start: the peer tries again.
-pub(super) fn is_of_start(why: &str) -> bool {
+/// Returns true for refusals that are normal while nodes start or stop: the peer tries again.
+pub(super) fn is_of_start_or_stop(why: &str) -> bool {
     [IN_NO_CLUSTER, NOT_OPEN].iter().any(|text| why.contains(text))
 }
 

@@ -40,6 +40,11 @@ pub(super) async fn run(shard: Weak<Shard>) {
 }
 
 impl Shard {
+    /// Records that this node stops. Other nodes may stop with it, and are then silent.
+    pub fn expect_stop(&self) {
+        self.stopping.store(true, Ordering::Relaxed);
+    }
+
     /// Returns the term in which this replica is a leader that is not isolated, if it is.
     /// `since` is the last term in which it was the leader, and when that was first seen.
     fn check_leadership(&self, before: Option<u64>, since: &mut (u64, Instant)) -> Option<u64> {
@@ -54,7 +59,9 @@ impl Shard {
         let isolated = is_leader && !alone && silent > self.hub.timing().partitioned_after();
         if self.isolated.swap(isolated, Ordering::Relaxed) != isolated {
             let (shard_id, term) = (self.shard_id, leadership.term);
-            if isolated {
+            if isolated && self.stopping.load(Ordering::Relaxed) {
+                tracing::info!(shard_id, term, "no majority responds while this node stops");
+            } else if isolated {
                 tracing::warn!(shard_id, term, "refusing appends, no majority responds");
             } else if is_leader {
                 tracing::info!(shard_id, term, "accepting appends, a majority responds again");

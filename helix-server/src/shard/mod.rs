@@ -107,6 +107,8 @@ pub struct Shard {
     /// True on a leader that no majority has confirmed for a while: another replica may have been
     /// elected.
     isolated: AtomicBool,
+    /// True once this node stops.
+    stopping: AtomicBool,
     /// Replicas that the shard should have, by the cluster's state.
     expected: Mutex<BTreeSet<ReplicaId>>,
     /// Cancelled, and replaced, when this replica loses its leadership or is isolated. Requests
@@ -190,6 +192,7 @@ impl Shard {
             log_limits: settings.log_limits,
             metrics: settings.metrics,
             isolated: AtomicBool::new(false),
+            stopping: AtomicBool::new(false),
             expected: Mutex::default(),
             leadership_token: channel::Sender::new(CancellationToken::new()),
             sessions: GroupSessions::default(),

@@ -1,6 +1,6 @@
 //! The admin port: probes, metrics that count, and limits. Raw HTTP, as any tool speaks it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -12,6 +12,7 @@ use tokio::net::TcpStream;
 use tokio::time::Instant;
 
 use crate::groups::{TestMember, commit_at, groups};
+use crate::process::free_address;
 use crate::support::{TestServer, append_request, from_offset, reason, soon};
 use crate::trio::{Trio, TrioPlan, until};
 
@@ -105,23 +106,32 @@ async fn admin_port_is_read_only() {
     assert_eq!(get(addr, "/livez").await.0, 200, "it still serves");
 }
 
+/// Returns the time of a probe beside many connections that have sent this.
+async fn probe_time(addr: SocketAddr, begun: &str) -> Duration {
+    let mut idle = Vec::new();
+    for _ in 0..200 {
+        let mut stream = TcpStream::connect(addr).await.unwrap();
+        // The server may have closed it for a later one.
+        let _ = stream.write_all(begun.as_bytes()).await;
+        idle.push(stream);
+    }
+    let begin = Instant::now();
+    assert_eq!(get(addr, "/livez").await.0, 200);
+    begin.elapsed()
+}
+
 #[tokio::test]
 async fn idle_connections_do_not_delay_probes() {
     let server = in_memory().await;
     let addr = addr_of(&server);
     // Connections that are silent, within their request, or do not read their response.
     for begun in ["", "GET /livez HT", "GET /metrics HTTP/1.1\r\nHost: helix\r\n\r\n"] {
-        let mut idle = Vec::new();
-        for _ in 0..200 {
-            let mut stream = TcpStream::connect(addr).await.unwrap();
-            // The server may have closed it for a later one.
-            let _ = stream.write_all(begun.as_bytes()).await;
-            idle.push(stream);
+        let mut times = Vec::new();
+        // One attempt may meet a machine that stalls.
+        while times.iter().min().is_none_or(|time| *time >= Duration::from_secs(1)) {
+            assert!(times.len() < 3, "{times:?} beside {begun:?}");
+            times.push(probe_time(addr, begun).await);
         }
-        let begin = Instant::now();
-        assert_eq!(get(addr, "/livez").await.0, 200);
-        let took = begin.elapsed();
-        assert!(took < Duration::from_secs(1), "{took:?} beside {begun:?}");
     }
 }
 
@@ -129,12 +139,13 @@ async fn idle_connections_do_not_delay_probes() {
 async fn connection_over_the_limit_replaces_the_oldest_idle_one() {
     let server = in_memory().await;
     let addr = addr_of(&server);
+    // Its header is overdue 5 s after the server has accepted it.
+    let overdue = Instant::now() + Duration::from_secs(5);
     let mut oldest = TcpStream::connect(addr).await.unwrap();
     let _others: Vec<_> =
         futures_util::future::join_all((0..64).map(|_| TcpStream::connect(addr))).await;
     let mut rest = Vec::new();
-    // Before its header is overdue, which takes 5 s.
-    let closed = tokio::time::timeout(Duration::from_secs(3), oldest.read_to_end(&mut rest)).await;
+    let closed = tokio::time::timeout_at(overdue, oldest.read_to_end(&mut rest)).await;
     closed.expect("it was closed").ok();
     assert_eq!(rest, b"");
 }
@@ -170,7 +181,12 @@ async fn metrics_count_requests() {
         FetchRequest { partitions: vec![start], accept_encoded: true, ..FetchRequest::default() };
     assert_eq!(server.fetch_one(request).await.batches.len(), BATCHES);
 
-    let after = metrics(addr).await;
+    // A log releases the bytes of a batch some time after its ack.
+    let after = until("no bytes are in flight", async || {
+        let after = metrics(addr).await;
+        (count(&after, "helix_shard_in_flight_bytes{shard=\"1\"}") == 0.0).then_some(after)
+    })
+    .await;
     let moved = |name: &str| count(&after, name) - count(&before, name);
     let batches = BATCHES as f64;
     let append = "helix_calls_total{method=\"helix.log.v1.ProduceService/Append\",code=\"OK\"}";
@@ -208,7 +224,6 @@ async fn metrics_count_requests() {
         ("helix_ready", 1.0),
         ("helix_shard_leads{shard=\"1\"}", 1.0),
         ("helix_shard_has_leader{shard=\"0\"}", 1.0),
-        ("helix_shard_in_flight_bytes{shard=\"1\"}", 0.0),
         ("helix_wal_writable{shard=\"1\"}", 1.0),
         ("helix_shard_partitions{shard=\"1\"}", 4.0),
     ];
@@ -249,9 +264,11 @@ async fn cluster_exports_every_metric_of_the_catalog() {
     };
     let client = trio.client();
     client.admin().commit_group_offsets("readers", &[commit_at(0, 0)]).await.unwrap();
-    // The nodes compare their clocks some time after the start.
-    let (seen, traffic) = until("the clocks are compared", async || {
-        let mut seen = std::collections::BTreeSet::new();
+    let expected: BTreeSet<String> = names.iter().map(|name| (*name).to_owned()).collect();
+    let mut last = BTreeSet::new();
+    // The nodes compare their clocks some time after the start, and only leaders report groups.
+    let traffic = until("the nodes export all metrics of the catalog, and no other", async || {
+        let mut seen = BTreeSet::new();
         let mut traffic = 0.0;
         for (_, node) in trio.nodes() {
             let metrics = metrics(addr_of(node)).await;
@@ -262,10 +279,13 @@ async fn cluster_exports_every_metric_of_the_catalog() {
                 .sum::<f64>();
             seen.extend(metrics.keys().map(|sample| metric(sample)));
         }
-        seen.contains("helix_clock_offset_seconds").then_some((seen, traffic))
+        if seen != last {
+            println!("not as expected: {:?}", seen.symmetric_difference(&expected));
+            last.clone_from(&seen);
+        }
+        (seen == expected).then_some(traffic)
     })
     .await;
-    assert_eq!(seen, names.iter().map(|name| (*name).to_owned()).collect());
     assert!(traffic > 0.0, "nodes exchange messages");
     trio.stop_all().await;
 }
@@ -274,9 +294,7 @@ async fn cluster_exports_every_metric_of_the_catalog() {
 #[tokio::test]
 async fn node_that_waits_for_formation_is_not_ready() {
     let plan = TrioPlan::new();
-    let held = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let addr = held.local_addr().unwrap();
-    drop(held);
+    let addr = free_address();
     let admin_addr = Some(AdminAddr::At(addr));
     let starting = tokio::spawn(helix_server::server::Server::start(ServerConfig {
         admin_addr,

@@ -192,7 +192,8 @@ async fn floods_of_resets_are_slowed_down() {
         assert!(begun.elapsed() < PATIENCE, "the flood takes too long");
     }
     flood.await.unwrap();
-    assert!(slowest < Duration::from_secs(2), "{slowest:?}");
+    // Far less, unless the machine stalls.
+    assert!(slowest < Duration::from_secs(6), "{slowest:?}");
     let least = Duration::from_secs(1) * burst / CANCELLED_PER_SECOND;
     assert!(begun.elapsed() >= least * 9 / 10, "{:?}", begun.elapsed());
     // The last cancelled calls end after the connection has answered the ping.

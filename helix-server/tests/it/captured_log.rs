@@ -1,6 +1,7 @@
 //! Captures the log of the servers on a test's thread.
 
 use std::io;
+use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, LazyLock, Mutex};
 
 use tracing::Dispatch;
@@ -26,6 +27,43 @@ impl CapturedLog {
     pub(crate) fn text(&self) -> String {
         String::from_utf8_lossy(&self.0.lock().unwrap()).into_owned()
     }
+
+    /// Fails the test if Helix has logged warnings or errors, and prints them.
+    ///
+    /// Unwinds without a panic message: a backtrace would follow it and hide the lines, which are
+    /// the end of the test's output now.
+    pub(crate) fn expect_no_warning(&self) {
+        let text = self.text();
+        let found = warnings(&text);
+        if found.is_empty() {
+            return;
+        }
+        println!("warnings or errors were logged:");
+        for line in found {
+            println!("{line}");
+        }
+        std::panic::resume_unwind(Box::new("warnings or errors were logged"));
+    }
+}
+
+/// Returns the lines with warnings and errors of Helix.
+fn warnings(text: &str) -> Vec<&str> {
+    let is_bad = |line: &&str| line.contains(" WARN helix_") || line.contains(" ERROR helix_");
+    text.lines().filter(is_bad).collect()
+}
+
+#[test]
+fn warnings_and_errors_of_helix_are_found() {
+    let (log, _guard) = CapturedLog::capture();
+    tracing::info!(target: "helix_server::node", "all is well");
+    tracing::warn!(target: "elsewhere", "not of Helix");
+    log.expect_no_warning();
+    tracing::warn!(target: "helix_server::node", "a warning");
+    tracing::error!(target: "helix_wal", "an error");
+    let text = log.text();
+    assert_eq!(warnings(&text).len(), 2, "{text}");
+    let checked = AssertUnwindSafe(|| log.expect_no_warning());
+    std::panic::catch_unwind(checked).expect_err("it fails");
 }
 
 impl io::Write for CapturedLog {

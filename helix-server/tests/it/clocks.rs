@@ -16,7 +16,7 @@ use tokio::net::TcpListener;
 
 use crate::simulation::{batch, settings_in};
 use crate::support::soon;
-use crate::trio::{NODES, free_port, until};
+use crate::trio::{NODES, STEADY, free_port, until};
 
 const START_US: u64 = 1_700_000_000_000_000;
 const SECOND_US: u64 = 1_000_000;
@@ -117,7 +117,8 @@ async fn a_wrong_clock_decides_neither_append_times_nor_expiry() {
     let open = async |id: u64| {
         let directory = root.path().join(format!("node-{id}"));
         let clock = clocks[&id].clone();
-        let settings = NodeSettings { node_id: id, clock, ..settings_in(&directory, id) };
+        let base = settings_in(&directory, id);
+        let settings = NodeSettings { node_id: id, clock, election_timeout: STEADY, ..base };
         let peers = ports.iter().map(|(peer, address)| (*peer, address.to_string())).collect();
         let listener = TcpListener::bind(ports[&id]).await.unwrap();
         let opened = Node::open_among(settings, peers, Network::from(listener));

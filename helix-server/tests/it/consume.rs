@@ -137,17 +137,25 @@ async fn invalid_record_fails_only_its_own_read() {
         let payload = [&records[..], &garbage].concat();
         let batch = as_batch(batch::from_payload(3, payload.into()));
         let request = AppendRequest { batch, ..append_request(&[]) };
+        let validate = async |is_on: bool| {
+            let update = UpdateTopicRequest {
+                name: "default".to_owned(),
+                config: Some(TopicConfig {
+                    validate_records: Some(is_on),
+                    ..TopicConfig::default()
+                }),
+                update_mask: Some(FieldMask { paths: vec!["validate_records".to_owned()] }),
+                topic_id: 0,
+            };
+            let updated = server.topics().update_topic(update).await.unwrap().into_inner();
+            assert_eq!(updated.topic.unwrap().config.unwrap().validate_records, Some(is_on));
+        };
+        // It is on already. The call waits for the protocol version from which on it counts.
+        validate(true).await;
         let refused = server.produce().append(request.clone()).await.unwrap_err();
         assert_eq!(reason(&refused), ErrorReason::CorruptBatch);
         assert!(refused.message().contains("record 2 at byte"), "{refused}");
-        let update = UpdateTopicRequest {
-            name: "default".to_owned(),
-            config: Some(TopicConfig { validate_records: Some(false), ..TopicConfig::default() }),
-            update_mask: Some(FieldMask { paths: vec!["validate_records".to_owned()] }),
-            topic_id: 0,
-        };
-        let updated = server.topics().update_topic(update).await.unwrap().into_inner();
-        assert_eq!(updated.topic.unwrap().config.unwrap().validate_records, Some(false));
+        validate(false).await;
         server.produce().append(request).await.unwrap();
         server.append(&["d"]).await;
         server.append_to(1, &["e"]).await;

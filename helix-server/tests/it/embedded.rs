@@ -8,6 +8,7 @@ use helix_proto::log::v1::EncodedBatch;
 use helix_server::config::ServerConfig;
 use helix_server::embedded::{Embedded, EmbeddedBatch};
 use helix_server::error::Error;
+use helix_server::metrics::MetricsPage;
 use helix_server::server::StartError;
 use tokio::time::timeout;
 
@@ -74,6 +75,17 @@ async fn batches_are_read_and_delivered_as_they_were_appended() {
     let watermarks = log.watermarks(TOPIC, 1).await.unwrap();
     assert_eq!((watermarks.log_start, watermarks.high_watermark), (0, 4));
     assert_eq!(log.watermarks(TOPIC, 0).await.unwrap().high_watermark, 0);
+    let mut page = MetricsPage::default();
+    log.node().metrics().write(&mut page);
+    let page = page.to_string();
+    // The stream has read 4 records, and the three reads 4, 2 and none.
+    for line in [
+        "helix_appended_batches_total 3",
+        "helix_read_records_total 10",
+        "helix_fetch_seconds_count 3",
+    ] {
+        assert!(page.lines().any(|there| there == line), "{line}: {page}");
+    }
     log.close().await;
     let ended = soon(stream.next()).await.unwrap().unwrap_err();
     assert!(matches!(ended, Error::Draining), "{ended}");

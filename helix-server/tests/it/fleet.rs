@@ -11,6 +11,7 @@ use helix_proto::log::v1::{
     FetchRequest, MembershipChange, MembershipPhase, Metadata, PartitionRecords,
 };
 use helix_server::config::{AdminAddr, ServerConfig, StorageMode};
+use helix_server::limits::ELECTION_TIMEOUT_MS_MAX;
 use tempfile::TempDir;
 use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
@@ -84,6 +85,8 @@ impl Fleet {
             catch_up_bytes,
             checkpoint_bytes,
             cleaner_lag,
+            // As `STEADY`.
+            election_timeout_ms: ELECTION_TIMEOUT_MS_MAX,
             ..default
         }
     }

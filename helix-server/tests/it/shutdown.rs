@@ -112,9 +112,8 @@ async fn unresponsive_client_is_disconnected_at_shutdown() {
     running.shutdown().await;
     tokio::time::resume();
     let mut rest = Vec::new();
-    let end = tokio::time::timeout(Duration::from_secs(5), client.read_to_end(&mut rest)).await;
     // Ignored: any end is accepted.
-    let _ = end.expect("its connection has ended");
+    let _ = soon(client.read_to_end(&mut rest)).await;
 }
 
 #[tokio::test]
@@ -130,7 +129,8 @@ async fn connections_without_open_calls_do_not_delay_the_stop() {
     let TestServer { running, channel, .. } = server;
     let begin = Instant::now();
     soon(running.shutdown()).await;
-    assert!(begin.elapsed() < Duration::from_secs(2), "{:?}", begin.elapsed());
+    // A stop that waits for them lasts at least that long.
+    assert!(begin.elapsed() < SHUTDOWN_WAIT_MAX, "{:?}", begin.elapsed());
     drop((silent, channel));
 }
 

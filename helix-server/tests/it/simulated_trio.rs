@@ -4,8 +4,10 @@
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use bytes::Bytes;
+use helix_server::limits::ELECTION_TIMEOUT;
 use helix_server::log::{Condition, PartitionId};
 use helix_server::node::{LogLimits, Node, NodeSettings};
 use helix_server::shard::{Durability, NewBatch, ReadBatch, ReadFrom, Shard};
@@ -13,7 +15,7 @@ use helix_wal::storage::{SimulatedDisk, Storage};
 use tokio::net::TcpListener;
 
 use crate::simulation::settings_on;
-use crate::trio::{NODES, until};
+use crate::trio::{NODES, STEADY, free_port, until};
 
 /// The data shard with all records.
 pub(crate) const SHARD: u64 = 1;
@@ -55,21 +57,34 @@ pub(crate) struct SimulatedTrio {
     addresses: BTreeMap<u64, SocketAddr>,
     pub(crate) nodes: BTreeMap<u64, Arc<Node>>,
     log_limits: LogLimits,
+    election_timeout: Duration,
     /// Scrub rate of nodes that are opened from now on.
     pub(crate) scrub_rate: u64,
 }
 
 impl SimulatedTrio {
+    /// Starts nodes with an election timeout of [`STEADY`].
     pub(crate) async fn start(log_limits: LogLimits) -> Self {
+        Self::start_with(log_limits, STEADY).await
+    }
+
+    /// Starts nodes with the default election timeout, for tests that wait for elections.
+    pub(crate) async fn start_hasty(log_limits: LogLimits) -> Self {
+        Self::start_with(log_limits, ELECTION_TIMEOUT).await
+    }
+
+    async fn start_with(log_limits: LogLimits, election_timeout: Duration) -> Self {
         let mut listeners = Vec::new();
         let mut addresses = BTreeMap::new();
         for node in NODES {
-            let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+            // Not an ephemeral port, which a client could take while the node is stopped.
+            let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, free_port())).await.unwrap();
             addresses.insert(node, listener.local_addr().unwrap());
             listeners.push(listener);
         }
         let (disks, nodes) = (Disks::default(), BTreeMap::new());
-        let mut three = Self { disks, addresses, nodes, log_limits, scrub_rate: 0 };
+        let scrub_rate = 0;
+        let mut three = Self { disks, addresses, nodes, log_limits, election_timeout, scrub_rate };
         let opening = NODES.into_iter().zip(listeners);
         let opening = opening.map(|(node, listener)| three.open(node, listener));
         for (node, opened) in NODES.into_iter().zip(futures_util::future::join_all(opening).await) {
@@ -87,6 +102,7 @@ impl SimulatedTrio {
             topics: vec![("default".to_owned(), 1)],
             log_limits: self.log_limits,
             scrub_rate: self.scrub_rate,
+            election_timeout: self.election_timeout,
             busy_poll: false,
             pace: helix_server::limits::PACE,
             ..settings_on(open, node_id)
@@ -98,7 +114,7 @@ impl SimulatedTrio {
 
     /// Adds a node and waits until it votes in the data shard.
     pub(crate) async fn grow(&mut self, node: u64) {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, free_port())).await.unwrap();
         let address = listener.local_addr().unwrap();
         self.addresses.insert(node, address);
         let opening = self.open(node, listener);
@@ -165,6 +181,20 @@ impl SimulatedTrio {
             self.nodes.values().find(|node| node.cluster().is_leader()).cloned()
         })
         .await
+    }
+
+    /// Transfers leadership of the data shard.
+    pub(crate) async fn transfer(&self, node: u64) {
+        until("the node is the leader", async || {
+            let leader = self.leader().await;
+            if leader == node {
+                return Some(());
+            }
+            // Ignored: retried.
+            let _ = self.shard(leader).transfer(Some(node)).await;
+            None
+        })
+        .await;
     }
 
     /// Appends a batch at the leader.

@@ -16,6 +16,7 @@ use std::time::Duration;
 use helix_client::{Client, Config, TlsOptions};
 use helix_proto::log::v1::{HealthIssue, HealthReason};
 use helix_server::config::{AdminAddr, ClientCertificates, ServerConfig, TlsUse};
+use helix_server::limits::TLS_HANDSHAKE_WAIT_MAX;
 use helix_server::server::{RunningServer, Server};
 use helix_tls::issue::{CertificateAuthority, IssuedPair};
 use helix_tls::{CertificateFiles, CertificateStore, Connector, HandshakeError, ServerRule};
@@ -23,6 +24,7 @@ use hyper_util::rt::TokioIo;
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
+use tokio::time::Instant;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName};
@@ -33,7 +35,7 @@ use tower::service_fn;
 
 use crate::admin::metrics;
 use crate::captured_log::CapturedLog;
-use crate::support::soon;
+use crate::support::{PATIENCE, soon};
 use crate::trio::{NODES, free_port, until};
 
 /// A directory with the certificates of a cluster.
@@ -141,7 +143,14 @@ async fn metadata(
     server: &RunningServer,
     tls: Option<TlsOptions>,
 ) -> Result<(), helix_client::Error> {
-    let request_timeout = Duration::from_millis(500);
+    metadata_within(PATIENCE, server, tls).await
+}
+
+async fn metadata_within(
+    request_timeout: Duration,
+    server: &RunningServer,
+    tls: Option<TlsOptions>,
+) -> Result<(), helix_client::Error> {
     let config = Config::new([server.local_addr().to_string()]);
     let connecting = Client::connect(Config { tls, request_timeout, ..config });
     connecting.await.map(drop).inspect_err(|error| assert!(!error.may_have_applied, "{error}"))
@@ -152,7 +161,8 @@ async fn metadata(
 /// A connection may end before its request is sent, whose error is then only that.
 async fn refused(server: &RunningServer, tls: Option<TlsOptions>, why: &str) {
     until(why, async || {
-        let error = metadata(server, tls.clone()).await.unwrap_err();
+        let attempt = metadata_within(Duration::from_millis(500), server, tls.clone());
+        let error = attempt.await.unwrap_err();
         let is_known = error.message.contains(why);
         assert!(!is_known || error.is_tls_failure, "{error}");
         if !is_known {
@@ -248,6 +258,7 @@ async fn a_client_takes_new_certificates_when_it_connects_again() {
 async fn half_open_handshakes_leave_others_served() {
     let certificates = Certificates::new();
     let server = Server::start(certificates.node(1, ServerConfig::in_memory())).await.unwrap();
+    let begun = Instant::now();
     let mut half_open = Vec::new();
     for number in 0..600 {
         let mut stream = TcpStream::connect(server.local_addr()).await.unwrap();
@@ -258,6 +269,7 @@ async fn half_open_handshakes_leave_others_served() {
         half_open.push(stream);
     }
     metadata(&server, Some(certificates.client("", "ca"))).await.unwrap();
+    assert!(begun.elapsed() < TLS_HANDSHAKE_WAIT_MAX, "before the first of them has timed out");
     assert!(server.load().connection_count() <= 1, "a handshake is no connection");
     // The oldest ones had to make way.
     let mut byte = [0; 1];

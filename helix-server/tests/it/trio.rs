@@ -14,7 +14,9 @@ use helix_proto::log::v1::{
     StoredBatch, Topic, TransferLeaderRequest,
 };
 use helix_server::config::{AdminAddr, ServerConfig, StorageMode};
-use helix_server::limits::{CATCH_UP_BYTES, CHECKPOINT_BYTES};
+use helix_server::limits::{
+    CATCH_UP_BYTES, CHECKPOINT_BYTES, ELECTION_TIMEOUT_MS, ELECTION_TIMEOUT_MS_MAX,
+};
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
@@ -30,6 +32,10 @@ pub(crate) const NODES: [u64; 3] = [1, 2, 3];
 
 /// Deadline of a wait. Elections and restarts on a busy machine take far less.
 const PATIENCE: Duration = Duration::from_secs(40);
+
+/// Longest election timeout: leaders stay although the process stalls for up to three seconds, as on
+/// a busy machine.
+pub(crate) const STEADY: Duration = Duration::from_millis(ELECTION_TIMEOUT_MS_MAX as u64);
 
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
@@ -158,6 +164,7 @@ pub(crate) struct TrioPlan {
     links: BTreeMap<(u64, u64), Link>,
     catch_up_bytes: u64,
     checkpoint_bytes: u64,
+    election_timeout_ms: u32,
 }
 
 impl TrioPlan {
@@ -171,6 +178,7 @@ impl TrioPlan {
             links: BTreeMap::new(),
             catch_up_bytes: CATCH_UP_BYTES,
             checkpoint_bytes: CHECKPOINT_BYTES,
+            election_timeout_ms: ELECTION_TIMEOUT_MS_MAX,
         }
     }
 
@@ -178,9 +186,14 @@ impl TrioPlan {
         Self { storage: StorageMode::Memory, ..Self::new() }
     }
 
-    /// A plan with links that can be cut.
+    /// A plan with links that can be cut, and quick elections.
     pub(crate) async fn linked() -> Self {
         Self::new().with_links().await
+    }
+
+    /// Sets the election timeout to [`STEADY`]. The default without links.
+    pub(crate) fn steady(self) -> Self {
+        Self { election_timeout_ms: ELECTION_TIMEOUT_MS_MAX, ..self }
     }
 
     pub(crate) async fn with_links(mut self) -> Self {
@@ -189,6 +202,8 @@ impl TrioPlan {
                 self.links.insert((from, to), Link::to(self.peer[&to]).await);
             }
         }
+        // Links are there to be cut, and then the other nodes elect a leader.
+        self.election_timeout_ms = ELECTION_TIMEOUT_MS;
         self
     }
 
@@ -216,6 +231,7 @@ impl TrioPlan {
             tail_bytes: Some(2 << 20),
             catch_up_bytes: self.catch_up_bytes,
             checkpoint_bytes: self.checkpoint_bytes,
+            election_timeout_ms: self.election_timeout_ms,
             ..ServerConfig::default()
         }
     }
@@ -298,6 +314,22 @@ impl Trio {
         self.plan.change_links(node, |state| state.is_cut = true);
     }
 
+    /// Isolates the leader of a partition of the default topic before it has lost its leadership,
+    /// and returns it.
+    pub(crate) async fn isolate_leader(&self, partition: u32) -> u64 {
+        until("an isolated node is the leader", async || {
+            let (leader, shard) = self.leader_of(partition).await;
+            self.isolate(leader);
+            let shard = self.node(leader).running.node().shard(shard.into());
+            if shard.is_some_and(|shard| shard.is_leader()) {
+                return Some(leader);
+            }
+            self.heal(leader);
+            None
+        })
+        .await
+    }
+
     pub(crate) fn heal(&self, node: u64) {
         self.plan.change_links(node, |state| state.is_cut = false);
     }
@@ -359,6 +391,17 @@ impl Trio {
                     .then_some(())?;
             }
             self.agreed_leaders().await.map(drop)
+        })
+        .await;
+    }
+
+    /// Waits until each node leads one data shard. A busy machine may elect other nodes first;
+    /// leadership is balanced later.
+    pub(crate) async fn balanced(&self) {
+        until("each node leads one data shard", async || {
+            let mut leaders = self.leaders().await;
+            leaders.remove(&0);
+            (leaders == [(1, 1), (2, 2), (3, 3)].into()).then_some(())
         })
         .await;
     }

@@ -18,7 +18,7 @@ use tokio::net::TcpListener;
 
 use crate::simulation::{batch, settings_in};
 use crate::support::soon;
-use crate::trio::{free_port, until};
+use crate::trio::{STEADY, free_port, until};
 
 /// Releases that speak only the oldest version, this one, and one without the oldest version.
 const NOW: ProtocolVersions =
@@ -48,7 +48,8 @@ impl MixedCluster {
 
     async fn open(&self, id: u64, versions: ProtocolVersions) -> Result<Arc<Node>> {
         let directory = self.root.path().join(format!("node-{id}"));
-        let settings = NodeSettings { node_id: id, ..settings_in(&directory, id) };
+        let settings =
+            NodeSettings { node_id: id, election_timeout: STEADY, ..settings_in(&directory, id) };
         let peers = self.ports.iter().filter(|(peer, _)| **peer < 4 || id == 4);
         let peers = peers.map(|(peer, address)| (*peer, address.to_string())).collect();
         // A rejected node releases the port a moment later.
@@ -107,6 +108,12 @@ impl MixedCluster {
         self.nodes.values().map(|node| node.cluster().protocol()).collect()
     }
 
+    /// Returns for each node whether it takes any records in the default topic.
+    fn take_any_records(&self) -> Vec<bool> {
+        let settings = |node: &Arc<Node>| node.locate("default", 0).unwrap().settings;
+        self.nodes.values().map(|node| settings(node).takes_any_records).collect()
+    }
+
     async fn close(self) {
         for node in self.nodes.into_values() {
             node.close().await;
@@ -126,11 +133,13 @@ async fn newer_protocol_is_used_once_the_last_node_speaks_it() {
         // So compressed batches are refused, and settings that name codecs.
         let cluster = mixed.nodes[&3].cluster();
         assert!(!cluster.wait_protocol(COMPRESSION, Duration::from_millis(10)).await);
+        assert_eq!(mixed.take_any_records(), [true; 3], "as the nodes that cannot validate them");
         mixed.restart(upgraded, NEXT).await;
     }
     until("all use it", async || (mixed.protocols() == [NEXT.newest; 3]).then_some(())).await;
     mixed.write().await;
     assert!(mixed.nodes[&1].cluster().wait_protocol(COMPRESSION, Duration::ZERO).await);
+    assert_eq!(mixed.take_any_records(), [false; 3]);
 
     // There is no downgrade: the data requires the new version.
     until("the version is in a checkpoint", async || {

@@ -1,14 +1,15 @@
 //! Tests of the whole log on a simulated disk, stepped by hand.
 #![allow(clippy::unwrap_used, clippy::indexing_slicing)]
 
+mod inspection;
+mod preparation;
+
 use std::sync::Mutex;
 
 use super::*;
 use crate::files::open_segment::read_trailer;
 use crate::storage::{Crash, Fault, Operation, SimulatedDisk};
-use crate::types::NextStep;
-use crate::types::Payload;
-use crate::{Preparation, SegmentState};
+use crate::types::{NextStep, Payload};
 
 /// A log with a writer and a keeper that the test steps.
 struct Driven {
@@ -521,181 +522,4 @@ fn threads_work_on_a_real_directory() {
     let entries = wal.read(0..400, usize::MAX, ReadMode::Blocking).unwrap().unwrap();
     assert_eq!(entries[0].id.index, 0);
     wal.close();
-}
-
-/// Returns the bytes written into segments before they became part of the log.
-fn prepared_bytes(disk: &SimulatedDisk) -> u64 {
-    let writes = disk.trace().into_iter().filter(|done| {
-        // The header of the next segment is a single block.
-        let is_chunk = done.bytes.end - done.bytes.start > 4096;
-        done.operation == Operation::Write && done.file.starts_with("ready-") && is_chunk
-    });
-    writes.map(|done| done.bytes.end - done.bytes.start).sum()
-}
-
-#[test]
-fn segments_are_allocated_only_where_that_reserves_space_or_zeroes_do_not() {
-    use Preparation::{Allocate, Auto, Zero};
-    for (reserves, elsewhere, preparation, is_zeroed) in [
-        (false, false, Auto, true),
-        (false, false, Allocate, true),
-        (false, true, Auto, false),
-        (false, true, Allocate, false),
-        (false, true, Zero, true),
-        (true, false, Allocate, false),
-    ] {
-        let disk = SimulatedDisk::new(1);
-        disk.set_allocation(reserves, elsewhere);
-        let mut log = Driven::open(&disk, Options { preparation, ..small() });
-        log.run();
-        let stats = log.wal.stats();
-        let what = format!("{preparation:?}, reserves {reserves}, elsewhere {elsewhere}");
-        assert_eq!(stats.zeroed_segments > 0, is_zeroed, "{what}");
-        assert_eq!(stats.allocated_segments > 0, !is_zeroed, "{what}");
-    }
-}
-
-#[test]
-fn zeroes_are_written_once_although_the_sync_of_their_name_is_repeated() {
-    let disk = SimulatedDisk::new(1);
-    let full = rustix::io::Errno::NOSPC.raw_os_error();
-    let mut log = Driven::open(&disk, Options { preparation: Preparation::Zero, ..small() });
-    disk.record(true);
-    disk.fail(Fault::next(Operation::SyncDir).errno(full));
-    log.rest();
-    let stats = log.wal.stats();
-    assert!(stats.zeroed_segments > 0);
-    assert_eq!(stats.zeroed_bytes, prepared_bytes(&disk));
-    assert_eq!(stats.zeroed_bytes, stats.zeroed_segments * stats.segment_bytes);
-}
-
-#[test]
-fn only_zero_filled_segments_are_written_twice() {
-    for preparation in [Preparation::Auto, Preparation::Zero, Preparation::Allocate] {
-        let disk = SimulatedDisk::new(1);
-        disk.record(true);
-        let mut log = Driven::open(&disk, Options { preparation, ..small() });
-        log.run();
-        log.fill(0..100);
-        let stats = log.wal.stats();
-        let is_zeroed = preparation != Preparation::Allocate;
-        assert!(stats.segments > 3);
-        assert_eq!(stats.zeroed_segments > 1, is_zeroed, "{preparation:?}");
-        assert_eq!(stats.allocated_segments > 1, !is_zeroed, "{preparation:?}");
-        assert_eq!(stats.zeroed_bytes, prepared_bytes(&disk), "{preparation:?}");
-        assert_eq!(stats.zeroed_bytes, stats.zeroed_segments * stats.segment_bytes);
-        drop(log);
-        // Nothing verifies behind the end of the log.
-        disk.crash(Crash::LoseAll);
-        let log = Driven::open(&disk.reopen(), small());
-        assert_eq!(log.recovered.state.last, Some(LogId { term: 1, index: 99 }));
-        assert_eq!(log.recovered.torn_bytes, 0);
-        assert_eq!(crate::verify(&log.disk), []);
-    }
-}
-
-#[test]
-fn segments_are_allocated_while_bandwidth_is_scarce() {
-    let mut log = Driven::new();
-    log.run();
-    assert_eq!((log.wal.stats().zeroed_segments, log.wal.stats().allocated_segments), (2, 0));
-    let second = Duration::from_secs(1);
-    let now = log.now;
-    log.wal.shared.lock().disk.on_group(now, 1 << 20, second, true);
-    log.now += second;
-    log.fill(0..60);
-    let scarce = log.wal.stats();
-    assert_eq!(scarce.zeroed_segments, 2);
-    assert!(scarce.allocated_segments > 0);
-    log.now += second;
-    log.fill(60..120);
-    let idle = log.wal.stats();
-    assert_eq!(idle.allocated_segments, scarce.allocated_segments);
-    assert!(idle.zeroed_segments > 2);
-}
-
-#[test]
-fn inspect_and_verify_change_nothing() {
-    let mut log = Driven::new();
-    log.fill(0..100);
-    log.place(0..90);
-    log.checked(|wal, done| wal.save_vote(Bytes::from_static(b"v"), done)).unwrap();
-    log.rest();
-    log.wal.checkpoint(LogId { term: 1, index: 50 }, Bytes::from_static(b"state")).unwrap();
-    let before: Vec<_> = log.disk.files().iter().map(|f| log.disk.read_file(f)).collect();
-    let report = crate::inspect(&log.disk).unwrap();
-    assert_eq!(report.segments.len() as u64, log.wal.stats().segments);
-    assert_eq!(report.segments.iter().map(|s| s.entries_count).sum::<u64>(), 100);
-    assert_eq!(report.vote.as_deref(), Some(&b"v"[..]));
-    assert_eq!(report.checkpoint, Some(LogId { term: 1, index: 50 }));
-    assert_eq!(crate::verify(&log.disk), []);
-    let after: Vec<_> = log.disk.files().iter().map(|f| log.disk.read_file(f)).collect();
-    assert_eq!(before, after);
-    // Damage to any byte of a sealed segment's groups or footer is found.
-    let first = report.segments[0].clone();
-    assert_eq!(first.state, SegmentState::Sealed);
-    for at in [10, 4096 + 20, 4096 + 200, first.used_bytes - 4096, first.file_bytes - 4000] {
-        log.disk.flip_bit(&first.file, at * 8);
-        let findings = crate::verify(&log.disk);
-        assert!(!findings.is_empty(), "byte {at}");
-        log.disk.flip_bit(&first.file, at * 8);
-    }
-    assert_eq!(crate::verify(&log.disk), []);
-    // The trailer is the last block.
-    let trailer = first.file_bytes - 4096..first.file_bytes;
-    log.disk.flip_bit(&first.file, (trailer.start + 20) * 8);
-    let findings = crate::verify(&log.disk);
-    assert!(findings.iter().any(|found| found.bytes == trailer), "{findings:?}");
-    let SegmentState::Damaged(what) = &crate::inspect(&log.disk).unwrap().segments[0].state else {
-        panic!("not seen");
-    };
-    assert!(what.contains("trailer"), "{what}");
-}
-
-#[test]
-fn inspection_visits_the_entries_of_all_segments() {
-    let mut log = Driven::new();
-    log.fill(0..100);
-    log.place(0..90);
-    log.rest();
-    let mut visited = Vec::new();
-    let mut visitor = |entry: &crate::InspectedEntry<'_>| {
-        visited.push((entry.id.index, entry.head.len() + entry.payload_bytes));
-    };
-    let report = crate::inspect_entries(&log.disk, &mut visitor).unwrap();
-    let is_sealed = |segment: &&crate::SegmentReport| segment.state == SegmentState::Sealed;
-    assert!(report.segments.iter().filter(is_sealed).count() > 0);
-    assert!(report.segments.iter().any(|segment| !is_sealed(&segment)));
-    assert_eq!(visited.len(), 100);
-    assert!(visited.iter().all(|(_, bytes)| *bytes > 0));
-    visited.sort_unstable();
-    visited.dedup_by_key(|(index, _)| *index);
-    assert_eq!(visited.len(), 100, "each entry once");
-    // The rest of a damaged segment is not visited, and the report names the damage.
-    let first = report.segments[0].clone();
-    log.disk.flip_bit(&first.file, (4096 + 200) * 8);
-    let mut count = 0;
-    let report = crate::inspect_entries(&log.disk, &mut |_| count += 1).unwrap();
-    assert!(matches!(report.segments[0].state, SegmentState::Damaged(_)), "{report:?}");
-    assert_eq!(count as u64, 100 - first.entries_count);
-}
-
-#[test]
-fn verify_names_missing_files() {
-    let mut log = Driven::new();
-    log.fill(0..100);
-    log.place(0..90);
-    log.rest();
-    log.wal.checkpoint(LogId { term: 1, index: 50 }, Bytes::from_static(b"state")).unwrap();
-    let first = crate::inspect(&log.disk).unwrap().segments[0].clone();
-    log.disk.remove_file(&first.file);
-    let findings = crate::verify(&log.disk);
-    let expected = format!("{}: the file is missing", first.file);
-    assert!(findings.iter().any(|found| found.to_string() == expected), "{findings:?}");
-    let report = crate::inspect(&log.disk).unwrap();
-    assert_eq!(report.segments[0].state, SegmentState::Damaged(expected));
-    log.disk.remove_file("state");
-    let expected = "state: is missing, but there are segments";
-    assert_eq!(crate::inspect(&log.disk).unwrap_err().to_string(), expected);
-    assert_eq!(crate::verify(&log.disk)[0].to_string(), expected);
 }

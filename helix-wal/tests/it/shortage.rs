@@ -653,7 +653,7 @@ impl tracing::Subscriber for LockProbe {
             // Ignored: the test does not wait after the deadline.
             let _ = sent.send(());
         });
-        if done.recv_timeout(Duration::from_secs(5)).is_err() {
+        if done.recv_timeout(Duration::from_secs(30)).is_err() {
             self.blocked.lock().unwrap().push(event.metadata().name().to_owned());
         }
     }
@@ -669,6 +669,14 @@ fn nothing_is_logged_under_a_lock() {
     let (wal, events) = (Arc::new(Mutex::new(None)), Arc::new(AtomicUsize::new(0)));
     let blocked = Arc::new(Mutex::new(Vec::new()));
     let probe = LockProbe { wal: wal.clone(), events: events.clone(), blocked: blocked.clone() };
+    // A second subscriber, which never calls a log. With a single one, tracing asks only the
+    // subscriber of the thread that reaches a call site first, and a thread without any, of another
+    // test, disables the call site for all threads.
+    let _second = tracing::Dispatch::new(LockProbe {
+        wal: Arc::default(),
+        events: Arc::default(),
+        blocked: Arc::default(),
+    });
     tracing::subscriber::with_default(probe, || {
         let disk = SimulatedDisk::new(1);
         let mut manual = open(&disk, &small_options());

@@ -57,8 +57,6 @@ fn node(flags: &Flags) -> ExitCode {
         let _ = io::copy(&mut io::stdin().lock(), &mut io::sink());
         drop(closed);
     });
-    daemon::main_until(config, async {
-        // Always an error: the sender is only ever dropped.
-        let _ = is_closed.await;
-    })
+    // Always an error: the sender is only ever dropped.
+    daemon::main_until(config, Box::pin(async { drop(is_closed.await) }))
 }

@@ -176,7 +176,8 @@ impl SimulatedMachine {
             election_timeout: helix_server::limits::ELECTION_TIMEOUT,
             files: helix_wal::FileCache::default(),
             clock: clock.clone(),
-            auth: AuthMode::Off,
+            // Not `Required`: only the client with tokens sends any.
+            auth: if plan.has_tokens { AuthMode::Optional } else { AuthMode::Off },
             jwt: None,
             seed: Some(plan.seed ^ node_id << 32 ^ *start_count),
         }

@@ -8,20 +8,20 @@
 //! A member obeys the contract of `GroupService`: it stops reading a partition before it sends a
 //! heartbeat that leaves it out, and once its session may be over.
 
+mod commits;
 mod reader;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use helix_checker::{GroupPartitionKey, SentCommit};
+use helix_checker::GroupPartitionKey;
 use helix_client::Error;
 use helix_proto::log::v1::consume_service_client::ConsumeServiceClient;
 use helix_proto::log::v1::group_service_client::GroupServiceClient;
 use helix_proto::log::v1::{
-    CommitFallback, CommitOffsetsRequest, CommittedOffset, DescribeGroupRequest, ErrorReason,
-    GetOffsetsRequest, HeartbeatRequest, HeartbeatResponse, LeaveRequest, SubscribeResponse,
-    TopicPartition,
+    CommitFallback, ErrorReason, HeartbeatRequest, HeartbeatResponse, LeaveRequest,
+    SubscribeResponse, TopicPartition,
 };
 use rand::RngExt;
 use rand::rngs::StdRng;
@@ -514,143 +514,5 @@ impl MemberSlot {
             }
             sleep(millis(&mut self.rng, 5..=100)).await;
         }
-    }
-
-    /// Commits what was read in these partitions, or in all.
-    async fn commit(&mut self, member: &mut Member, only: Option<&BTreeSet<GroupPartitionKey>>) {
-        for _ in 0..ATTEMPTS_MAX {
-            let is_due = |(key, reading): &(&GroupPartitionKey, &Reading)| {
-                only.is_none_or(|only| only.contains(key)) && reading.next > reading.committed
-            };
-            let rows = member.readings.iter().filter(is_due).filter_map(|(key, reading)| {
-                let topic = reading.topic.clone();
-                Some((*key, topic, reading.next?, reading.is_claimed))
-            });
-            let rows: Vec<(GroupPartitionKey, String, u64, bool)> = rows.collect();
-            if rows.is_empty() || self.try_commit(member, rows).await {
-                return;
-            }
-            sleep(millis(&mut self.rng, 5..=100)).await;
-        }
-    }
-
-    /// Returns whether there is nothing left to retry.
-    async fn try_commit(
-        &mut self,
-        member: &mut Member,
-        rows: Vec<(GroupPartitionKey, String, u64, bool)>,
-    ) -> bool {
-        let sent: Vec<(String, SentCommit, bool)> = {
-            let mut checker = self.context.group.checker();
-            let send = |(key, topic, offset, is_claimed)| {
-                (topic, checker.send_commit(member.id, key, offset), is_claimed)
-            };
-            rows.into_iter().map(send).collect()
-        };
-        let offsets = sent.iter().map(|(topic, commit, _)| CommittedOffset {
-            partition: Some(TopicPartition {
-                topic: topic.clone(),
-                partition: commit.key.number,
-                topic_id: commit.key.topic_id,
-            }),
-            offset: commit.offset,
-            metadata: String::new(),
-        });
-        let request = CommitOffsetsRequest {
-            group: self.context.group.name().to_owned(),
-            member_id: member.member_id.clone(),
-            member_epoch: member.epoch,
-            offsets: offsets.collect(),
-        };
-        let mut node = self.node();
-        let response = call(RESPONSE_TIMEOUT, node.group.commit_offsets(request)).await;
-        let mut checker = self.context.group.checker();
-        let error = match response {
-            Ok(_) => {
-                for (topic, commit, _) in &sent {
-                    checker.commit_acked(topic, *commit);
-                    if let Some(reading) = member.readings.get_mut(&commit.key) {
-                        reading.committed = Some(commit.offset);
-                    }
-                }
-                drop(checker);
-                let committed: Vec<_> =
-                    sent.iter().map(|(_, commit, _)| (commit.key, commit.offset)).collect();
-                self.note(member, &format!("committed {committed:?}"));
-                return true;
-            }
-            Err(error) => error,
-        };
-        if error.as_ref().is_some_and(|error| !error.may_have_applied) {
-            sent.iter().for_each(|(_, commit, _)| checker.commit_refused(*commit));
-        }
-        drop(checker);
-        let text = error.as_ref().map_or("no response".to_owned(), ToString::to_string);
-        self.note(member, &format!("commit failed: {text}"));
-        let Some(error) = error else {
-            self.reroute(None);
-            return false;
-        };
-        if is_fenced(&error) {
-            self.context.marks.hit(CoverageMark::GroupCommitFenced);
-            self.rejoin(member, &error);
-            return true;
-        }
-        let failed = error.topic_partition.clone();
-        let is_failed = |(topic, commit, _): &&(String, SentCommit, bool)| {
-            failed.as_ref().is_some_and(|it| it.0 == *topic && it.1 == commit.key.number)
-        };
-        match error.reason {
-            Some(ErrorReason::PartitionNotOwned) => {
-                self.context.marks.hit(CoverageMark::GroupCommitFenced);
-                let is_wrong =
-                    sent.iter().find(is_failed).is_some_and(|(_, _, is_claimed)| *is_claimed);
-                if is_wrong && Instant::now() < member.expires && self.static_name.is_empty() {
-                    self.found(member, &format!("reads a partition that it does not own: {error}"));
-                }
-                member.next_heartbeat = Instant::now();
-                true
-            }
-            // The topic was deleted.
-            Some(
-                ErrorReason::TopicNotFound
-                | ErrorReason::TopicRecreated
-                | ErrorReason::PartitionNotFound,
-            ) => {
-                let gone: Vec<_> = sent.iter().filter(is_failed).map(|it| it.1.key).collect();
-                for key in &gone {
-                    if let Some(reading) = member.readings.get_mut(key) {
-                        reading.committed = reading.next;
-                    }
-                }
-                gone.is_empty()
-            }
-            _ => {
-                self.reroute(Some(&error));
-                false
-            }
-        }
-    }
-
-    /// Reads the group's offsets, which must have all acknowledged commits.
-    async fn check_offsets(&mut self) {
-        let floors = self.context.group.checker().floors();
-        let group = self.context.group.name().to_owned();
-        let mut node = self.node();
-        let request = GetOffsetsRequest { group: group.clone(), topics: Vec::new() };
-        let Ok(response) = call(RESPONSE_TIMEOUT, node.group.get_offsets(request)).await else {
-            return;
-        };
-        for committed in response.offsets.into_iter().filter_map(|row| row.committed) {
-            let Some(key) = committed.partition.as_ref().map(key_of) else { continue };
-            if let Some(floor) = floors.get(&key).filter(|floor| committed.offset < **floor) {
-                let offset = committed.offset;
-                let what = format!("GetOffsets has {offset} of {key:?}, after a commit of {floor}");
-                self.context.group.checker().found(what);
-            }
-        }
-        let request = DescribeGroupRequest { group, include_history: true };
-        // Called for its failures only, which are panics.
-        let _ = call(RESPONSE_TIMEOUT, node.group.describe_group(request)).await;
     }
 }

@@ -8,7 +8,8 @@
 //! - `operator` administers the cluster.
 //! - `recreation` deletes a topic and creates it again; `recreation_log` checks what its clients
 //!   see.
-//! - `clock_witness` checks append times and retention by time against all clocks.
+//! - `clock_witness` checks append times and retention by time against all clocks; `token_holder`
+//!   checks the expiry of tokens.
 //! - `group_member` reads in a consumer group, `group_topics` changes topics under it,
 //!   `group_watch` checks the group on all nodes, `group_context` is shared by them.
 //! - `tables` writes and reads a topic that is compacted by key, and checks what readers see.
@@ -48,4 +49,5 @@ mod sealed;
 pub mod tables;
 pub mod tally;
 pub mod tamper;
+pub mod token_holder;
 pub mod workload;

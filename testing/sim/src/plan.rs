@@ -249,6 +249,8 @@ pub struct SimulationPlan {
     pub conditional: u32,
     pub raw_producers: u32,
     pub trims: bool,
+    /// A client calls with tokens, some of which expire. The other clients have none.
+    pub has_tokens: bool,
     /// A topic is deleted and created again all the time.
     pub recreates: bool,
     pub records_max: u32,
@@ -357,6 +359,7 @@ impl SimulationPlan {
             conditional: rng.random_range(0..=1),
             raw_producers: rng.random_range(0..=1),
             trims: rng.random_bool(0.4),
+            has_tokens: false,
             recreates: false,
             records_max: if rng.random_bool(0.3) { 40 } else { rng.random_range(1..=12) },
             pace: Duration::from_millis(rng.random_range(5..=60)),
@@ -368,6 +371,8 @@ impl SimulationPlan {
             plan.retention_us = Some(clock_rng.random_range(2_000_000..=10_000_000));
             (plan.retention_bytes, plan.trims) = (None, false);
             plan.partitions = plan.partitions.min(4);
+            // With fewer members a wrong clock could be a majority.
+            plan.has_tokens = !plan.kinds.contains(&FaultKind::Grow);
         }
         let draws = StdRng::seed_from_u64(seed ^ 0x7265_6372).random_bool(0.1);
         if theme == Some(Theme::Recreation) || draws && theme.is_none() {

@@ -10,6 +10,7 @@ use helix_server::raft::seed_this_thread;
 use hermetic::Hermetic;
 use turmoil::{Builder, Sim};
 
+use crate::clock;
 use crate::clock_witness::ClockWitness;
 use crate::cluster::SimulatedMachine;
 use crate::coverage::{CoverageMark, CoverageMarks};
@@ -24,6 +25,7 @@ use crate::plan::{FaultKind, SimulationPlan};
 use crate::recorder::Recorder;
 use crate::recreation;
 use crate::recreation_log::RecreationLog;
+use crate::token_holder::{self, TokenLog};
 use crate::workload::{self, ClientContext};
 use crate::{group_member, group_topics, tables};
 
@@ -43,6 +45,9 @@ const REPAIR_MAX: Duration = Duration::from_secs(120);
 
 /// Time limit after all repairs until every node reports good health.
 const HEALTH_MAX: Duration = Duration::from_secs(10);
+
+/// Time limit after healing until every node has accepted the valid tokens.
+const TOKENS_MAX: Duration = Duration::from_secs(30);
 
 /// Time limit after healing until a consumer group is stable, and until it has read everything.
 ///
@@ -129,6 +134,7 @@ struct World {
     watch: InvariantChecker,
     clocks: ClockWitness,
     recreations: RecreationLog,
+    tokens: TokenLog,
     groups: Option<GroupStateChecker>,
     context: ClientContext,
     /// Events of the final reads.
@@ -180,6 +186,11 @@ impl World {
             sim.client("tables", tables::run(context.clone()));
             hosts.push("tables".to_owned());
         }
+        let tokens = TokenLog::default();
+        if plan.has_tokens {
+            let holder = token_holder::run(context.clone(), machines.clone(), tokens.clone());
+            sim.client("tokens", holder);
+        }
         if let Some(group) = &plan.group {
             sim.client("topics", group_topics::operate(context.clone()));
             for slot in 0..group.members {
@@ -199,6 +210,7 @@ impl World {
             nemesis,
             found,
             recreations,
+            tokens,
             clocks: ClockWitness::new(&plan, members.clone(), marks.clone()),
             watch: InvariantChecker::new(members, recorder.clone(), marks.clone()),
             groups: plan.group.as_ref().map(|_| GroupStateChecker::new(context.group.clone())),
@@ -220,6 +232,7 @@ impl World {
         self.watch.check_nodes(&self.machines)?;
         self.clocks.check(self.sim.elapsed(), &self.machines)?;
         self.recreations.check(&self.machines)?;
+        self.tokens.check()?;
         if let Some(groups) = &mut self.groups {
             groups.check(&self.machines)?;
         }
@@ -309,6 +322,7 @@ impl World {
         self.run_until("good health of all nodes", HEALTH_MAX, |world| {
             world.health_problem().is_none()
         })?;
+        self.check_tokens()?;
         self.check_steady_group()?;
         self.context.stop();
         let clients = self.client_count() - self.plan.group_members();
@@ -325,8 +339,20 @@ impl World {
     fn client_count(&self) -> u32 {
         4 + u32::from(self.plan.recreates)
             + u32::from(self.plan.table.is_some())
+            + u32::from(self.plan.has_tokens)
             + u32::from(self.groups.is_some())
             + self.plan.group_members()
+    }
+
+    /// Checks that every node accepts the valid tokens again, also with a clock that stays wrong.
+    fn check_tokens(&mut self) -> Result<(), String> {
+        if !self.plan.has_tokens {
+            return Ok(());
+        }
+        let since_us = clock::right_us(self.sim.elapsed());
+        self.run_until("valid tokens accepted by all nodes", TOKENS_MAX, |world| {
+            world.tokens.are_accepted(&world.context.members.all(), since_us)
+        })
     }
 
     /// Checks that the group becomes stable, and then changes nothing and repeats no record.

@@ -319,7 +319,7 @@ impl Peer {
             return;
         }
         let (node, address) = (self.node_id, &self.address);
-        if refused && !wire::is_of_start(&why) {
+        if refused && !wire::is_of_start_or_stop(&why) {
             tracing::warn!(node, %address, ?lane, "peer refused the connection: {why}");
         } else {
             tracing::info!(node, %address, ?lane, "not connected to peer: {why}");

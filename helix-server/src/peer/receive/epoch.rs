@@ -112,7 +112,8 @@ impl ReceiveEpoch {
         let request =
             wire::read_append(entries, source_replica).map_err(|error| error.to_string())?;
         let queue = self.queue.as_ref().ok_or("the epoch has ended")?;
-        queue.send(request).map_err(|_| "the shard no longer accepts appends")?;
+        // Fails while the replica is being closed.
+        queue.send(request).map_err(|_| format!("the shard {}", wire::NOT_OPEN))?;
         self.next_sequence += 1;
         self.in_flight.push_back(cost);
         self.bytes_in_flight += cost;

@@ -365,7 +365,7 @@ impl InboundStream {
     /// Logs a refusal unless it repeats the last one.
     fn log_refusal(&mut self, text: &str) {
         if self.last_refusal != text {
-            if wire::is_of_start(text) {
+            if wire::is_of_start_or_stop(text) {
                 tracing::info!(node = self.from, "refused a peer's message: {text}");
             } else {
                 tracing::warn!(node = self.from, "refused a peer's message: {text}");

@@ -2,7 +2,6 @@
 //! nothing about topics that exist.
 
 use std::collections::BTreeSet;
-use std::time::Duration;
 
 use helix_client::AccessGrant;
 use helix_proto::log::v1::access_service_client::AccessServiceClient;
@@ -13,7 +12,7 @@ use tonic::service::interceptor::InterceptedService;
 use tonic::{Code, Status};
 
 use super::calls::{ExampleCall, call, call_path, examples};
-use super::{GuardedServer, TokenInterceptor, WithToken, rules, with_token};
+use super::{GuardedServer, TokenInterceptor, WithToken, expiring_token, rules, with_token};
 use crate::support::reason;
 use crate::trio::until;
 
@@ -41,10 +40,7 @@ fn with_header(guarded: &GuardedServer, header: Option<&str>) -> WithToken {
 
 /// A token that has expired, once it is refused for that.
 async fn expired_token(guarded: &GuardedServer) -> String {
-    #[allow(clippy::disallowed_methods)]
-    let soon = std::time::SystemTime::now() + Duration::from_millis(300);
-    let none = AccessGrant::default();
-    let token = guarded.admin().create_token("late", Some(soon.into()), &none).await.unwrap().token;
+    let token = expiring_token(guarded, "late").await;
     until("the token has expired", async || {
         let refused = guarded.access(&token).who_am_i(WhoAmIRequest {}).await.err()?;
         refused.message().contains("expired").then_some(())

@@ -15,7 +15,7 @@ use tokio::time::Instant;
 use tokio_stream::StreamExt;
 use tonic::Status;
 
-use super::{GuardedServer, SECOND, role, rule, rules, with_token};
+use super::{GuardedServer, expect_within_a_second, expiring_token, role, rule, rules, with_token};
 use crate::support::{append_request, earliest, reason, soon};
 use crate::trio::until;
 
@@ -128,6 +128,80 @@ async fn watched_metadata_follows_the_rules() {
     assert_eq!(reason(&ended), ErrorReason::Unauthenticated);
 }
 
+/// Returns the number of records in the topic.
+async fn record_count(guarded: &GuardedServer) -> usize {
+    let fetch = FetchRequest {
+        partitions: vec![PartitionStart { topic: "a-1".to_owned(), ..earliest(0) }],
+        ..FetchRequest::default()
+    };
+    let admin = with_token(&guarded.server.channel, &guarded.admin_token);
+    let found = ConsumeServiceClient::new(admin).fetch(fetch).await.unwrap().into_inner();
+    found.partitions[0].records.len()
+}
+
+/// Opens streams, and takes the right away that they were opened with. Returns the time until the
+/// append stream has ended.
+async fn streams_end(guarded: &GuardedServer, grant: &AccessGrant, is_revoked: bool) -> Duration {
+    let before = record_count(guarded).await;
+    let token = guarded.token("worker", grant).await;
+    let channel = with_token(&guarded.server.channel, &token);
+    let mut produce = ProduceServiceClient::new(channel.clone());
+    let (batches, requests) = tokio::sync::mpsc::channel(8);
+    let init = AppendStreamInit { topic: "a-1".to_owned(), ..AppendStreamInit::default() };
+    let init = AppendStreamRequest { message: Some(StreamMessage::Init(init)) };
+    batches.send(init).await.unwrap();
+    let requests = tokio_stream::wrappers::ReceiverStream::new(requests);
+    let mut acks = produce.append_stream(requests).await.unwrap().into_inner();
+    soon(acks.message()).await.unwrap().unwrap();
+    let batch =
+        AppendStreamBatch { batch: append_request(&["x"]).batch, ..AppendStreamBatch::default() };
+    let batch = AppendStreamRequest { message: Some(StreamMessage::Batch(batch)) };
+    batches.send(batch.clone()).await.unwrap();
+    soon(acks.message()).await.unwrap().unwrap();
+
+    let mut consume = ConsumeServiceClient::new(channel.clone());
+    let start = PartitionStart { topic: "a-1".to_owned(), ..earliest(0) };
+    let subscribe =
+        SubscribeRequest { partitions: vec![start.clone()], ..SubscribeRequest::default() };
+    let mut records = consume.subscribe(subscribe).await.unwrap().into_inner();
+    soon(records.message()).await.unwrap().unwrap();
+    // Waits for more than there is.
+    let fetch = FetchRequest {
+        partitions: vec![start],
+        min_bytes: 1 << 20,
+        max_wait: Some(prost_types::Duration { seconds: 60, nanos: 0 }),
+        ..FetchRequest::default()
+    };
+    let waiting = tokio::spawn(async move { consume.fetch(fetch).await.map(drop) });
+    tokio::task::yield_now().await;
+
+    let changed = Instant::now();
+    let expected = if is_revoked {
+        guarded.admin().revoke_tokens("worker").await.unwrap();
+        ErrorReason::Unauthenticated
+    } else {
+        guarded.admin().remove_access("worker", grant).await.unwrap();
+        ErrorReason::PermissionDenied
+    };
+    // Without a message from the client.
+    let ended: Status = soon(acks.message()).await.unwrap_err();
+    let took = changed.elapsed();
+    assert_eq!(reason(&ended), expected);
+    // Ignored: the stream may be closed already.
+    let _ = batches.send(batch).await;
+    let ended = loop {
+        match soon(records.message()).await {
+            Ok(Some(_)) => {}
+            Ok(None) => panic!("the subscription ended without a status"),
+            Err(status) => break status,
+        }
+    };
+    assert_eq!(reason(&ended), expected);
+    assert_eq!(reason(&soon(waiting).await.unwrap().unwrap_err()), expected);
+    assert_eq!(record_count(guarded).await, before + 1, "nothing was appended after the change");
+    took
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn open_streams_end_with_the_right_that_they_were_opened_with() {
     let guarded = with_topics(&["a-1"]).await;
@@ -137,86 +211,20 @@ async fn open_streams_end_with_the_right_that_they_were_opened_with() {
         ..AccessGrant::default()
     };
     for is_revoked in [false, true] {
-        let token = guarded.token("worker", &grant).await;
-        let channel = with_token(&guarded.server.channel, &token);
-        let mut produce = ProduceServiceClient::new(channel.clone());
-        let (batches, requests) = tokio::sync::mpsc::channel(8);
-        let init = AppendStreamInit { topic: "a-1".to_owned(), ..AppendStreamInit::default() };
-        let init = AppendStreamRequest { message: Some(StreamMessage::Init(init)) };
-        batches.send(init).await.unwrap();
-        let requests = tokio_stream::wrappers::ReceiverStream::new(requests);
-        let mut acks = produce.append_stream(requests).await.unwrap().into_inner();
-        soon(acks.message()).await.unwrap().unwrap();
-        let batch = AppendStreamBatch {
-            batch: append_request(&["x"]).batch,
-            ..AppendStreamBatch::default()
-        };
-        let batch = AppendStreamRequest { message: Some(StreamMessage::Batch(batch)) };
-        batches.send(batch.clone()).await.unwrap();
-        soon(acks.message()).await.unwrap().unwrap();
-
-        let mut consume = ConsumeServiceClient::new(channel.clone());
-        let start = PartitionStart { topic: "a-1".to_owned(), ..earliest(0) };
-        let subscribe =
-            SubscribeRequest { partitions: vec![start.clone()], ..SubscribeRequest::default() };
-        let mut records = consume.subscribe(subscribe).await.unwrap().into_inner();
-        soon(records.message()).await.unwrap().unwrap();
-        // Waits for more than there is.
-        let fetch = FetchRequest {
-            partitions: vec![start],
-            min_bytes: 1 << 20,
-            max_wait: Some(prost_types::Duration { seconds: 3, nanos: 0 }),
-            ..FetchRequest::default()
-        };
-        let waiting = tokio::spawn(async move { consume.fetch(fetch).await.map(drop) });
-        tokio::task::yield_now().await;
-
-        let changed = Instant::now();
-        let expected = if is_revoked {
-            guarded.admin().revoke_tokens("worker").await.unwrap();
-            ErrorReason::Unauthenticated
-        } else {
-            guarded.admin().remove_access("worker", &grant).await.unwrap();
-            ErrorReason::PermissionDenied
-        };
-        // Without a message from the client.
-        let ended: Status = soon(acks.message()).await.unwrap_err();
-        assert_eq!(reason(&ended), expected);
-        assert!(changed.elapsed() < SECOND, "{:?}", changed.elapsed());
-        // Ignored: the stream may be closed already.
-        let _ = batches.send(batch).await;
-        let ended = loop {
-            match soon(records.message()).await {
-                Ok(Some(_)) => {}
-                Ok(None) => panic!("the subscription ended without a status"),
-                Err(status) => break status,
-            }
-        };
-        assert_eq!(reason(&ended), expected);
-        assert_eq!(reason(&soon(waiting).await.unwrap().unwrap_err()), expected);
-        // Nothing was appended after the change.
-        let fetch = FetchRequest {
-            partitions: vec![PartitionStart { topic: "a-1".to_owned(), ..earliest(0) }],
-            ..FetchRequest::default()
-        };
-        let admin = with_token(&guarded.server.channel, &guarded.admin_token);
-        let found = ConsumeServiceClient::new(admin).fetch(fetch).await.unwrap().into_inner();
-        let count = found.partitions[0].records.len();
-        assert_eq!(count, 1 + usize::from(is_revoked));
+        expect_within_a_second(async || streams_end(&guarded, &grant, is_revoked).await).await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stream_ends_when_its_token_expires() {
     let guarded = with_topics(&[]).await;
-    #[allow(clippy::disallowed_methods)]
-    let soon_after = std::time::SystemTime::now() + Duration::from_millis(700);
-    let none = AccessGrant::default();
-    let token = guarded.admin().create_token("late", Some(soon_after.into()), &none).await;
-    let channel = with_token(&guarded.server.channel, &token.unwrap().token);
-    let mut cluster = ClusterServiceClient::new(channel);
-    let watched = cluster.watch_metadata(WatchMetadataRequest::default()).await;
-    let watched = watched.unwrap().into_inner();
+    let watched = until("the watch is open before its token has expired", async || {
+        let token = expiring_token(&guarded, "late").await;
+        let mut cluster = ClusterServiceClient::new(with_token(&guarded.server.channel, &token));
+        let watched = cluster.watch_metadata(WatchMetadataRequest::default()).await;
+        Some(watched.ok()?.into_inner())
+    })
+    .await;
     let ended = soon(watched.filter_map(Result::err).next()).await.unwrap();
     assert!(ended.message().contains("expired"), "{}", ended.message());
 }

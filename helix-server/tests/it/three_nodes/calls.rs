@@ -332,8 +332,8 @@ async fn delete_without_response(
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn topic_is_deleted_once_when_the_response_is_lost() {
-    let mut trio = Trio::start(TrioPlan::linked().await).await;
-    let (leader, asked) = leader_and_other(&trio);
+    let mut trio = Trio::start(TrioPlan::linked().await.steady()).await;
+    let (leader, asked) = leader_and_other(&trio).await;
     for (name, is_recreated) in [("gone", false), ("recreated", true)] {
         let deletion = delete_without_response(&trio, (leader, asked), name).await;
         let leader_node = trio.node(leader);
@@ -360,8 +360,8 @@ async fn topic_is_deleted_once_when_the_response_is_lost() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn request_to_a_lost_leader_may_have_applied() {
-    let mut trio = Trio::start(TrioPlan::linked().await).await;
-    let (leader, asked) = leader_and_other(&trio);
+    let mut trio = Trio::start(TrioPlan::linked().await.steady()).await;
+    let (leader, asked) = leader_and_other(&trio).await;
     let mut names = (0..).map(|number| format!("made-{number}"));
     let creation = loop {
         let name = names.next().expect("they never end");
@@ -392,8 +392,7 @@ async fn request_to_a_lost_leader_may_have_applied() {
 }
 
 /// Returns the leader of shard 0, and another node.
-fn leader_and_other(trio: &Trio) -> (u64, u64) {
-    let is_leader = |(_, node): &(u64, &TestServer)| node.running.node().cluster().is_leader();
-    let leader = trio.nodes().find(is_leader).expect("shard 0 has a leader").0;
+async fn leader_and_other(trio: &Trio) -> (u64, u64) {
+    let leader = trio.leaders().await[&0];
     (leader, if leader == 1 { 2 } else { 1 })
 }

@@ -144,8 +144,7 @@ async fn token_survives_leader_changes_and_full_restarts() {
 async fn isolated_leader_admits_no_append() {
     let mut trio = Trio::start(TrioPlan::linked().await).await;
     trio.write(0, &["a"]).await;
-    let (old, _) = trio.leader_of(0).await;
-    trio.isolate(old);
+    let old = trio.isolate_leader(0).await;
     let node = trio.node(old);
     let (open, past) =
         tokio::join!(append_if(node, "open", expecting(1)), append_if(node, "past", expecting(0)));
@@ -158,8 +157,9 @@ async fn isolated_leader_admits_no_append() {
     trio.write(0, &["mark"]).await;
     trio.heal(old);
     trio.settle().await;
-    let append = async |node: &TestServer| append_if(node, "b", expecting(2)).await;
-    trio.call_leader(0, append).await.unwrap();
+    let producer = trio.client().producer(ProducerOptions::default());
+    let options = AppendOptions::default().expecting(2);
+    producer.append_with("default", 0, &[record("b")][..], &options).await.unwrap();
     assert_eq!(read_all(&trio, 0, 3).await, ["a", "mark", "b"]);
     trio.stop_all().await;
 }

@@ -54,6 +54,7 @@ async fn node_with_full_disk_takes_no_records_but_serves_and_votes() {
     let plan = TrioPlan::new();
     let Some(disk) = SmallDisk::mount(&plan.data_dir(FULL), 640 * MIB) else { return };
     let mut trio = Trio::start(plan).await;
+    trio.balanced().await;
     // One partition led by the node with the small disk, and one led by another node.
     let mut by_leader = std::collections::BTreeMap::new();
     for partition in 0..4 {
@@ -123,6 +124,7 @@ async fn trim_frees_space_on_a_full_disk() {
     let plan = TrioPlan::new();
     let Some(disk) = SmallDisk::mount(&plan.data_dir(FULL), 640 * MIB) else { return };
     let mut trio = Trio::start(plan).await;
+    trio.balanced().await;
     let mut own = None;
     for partition in 0..4 {
         if trio.leader_of(partition).await.0 == FULL {

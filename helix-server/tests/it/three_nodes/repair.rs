@@ -16,7 +16,7 @@ use crate::simulation::settings_on;
 use crate::support::soon;
 use crate::trio::{NODES, until};
 
-/// Several times as long as an election takes.
+/// Several times as long as a quick election takes.
 const ELECTIONS: Duration = Duration::from_millis(2_500);
 
 /// A checkpoint every few segments, and no purging meanwhile.
@@ -436,7 +436,7 @@ async fn log_without_identity_is_recognized_by_the_nodes_other_logs() {
 /// that never had it, it would be a majority.
 #[tokio::test]
 async fn replica_that_lost_acked_entries_does_not_vote() {
-    let mut three = SimulatedTrio::start(LIMITS).await;
+    let mut three = SimulatedTrio::start_hasty(LIMITS).await;
     three.append(0).await;
     let leader = three.leader().await;
     let others: Vec<u64> = NODES.into_iter().filter(|id| *id != leader).collect();
@@ -477,7 +477,7 @@ async fn replica_that_lost_acked_entries_does_not_vote() {
 /// The last vote in its log was for itself, and it had won that election.
 #[tokio::test]
 async fn leader_that_lost_its_log_is_not_leader_without_it() {
-    let mut three = SimulatedTrio::start(LIMITS).await;
+    let mut three = SimulatedTrio::start_hasty(LIMITS).await;
     for number in 0..60 {
         three.append(number).await;
     }

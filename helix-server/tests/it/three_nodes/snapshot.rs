@@ -51,7 +51,8 @@ struct AbsentNode {
 impl AbsentNode {
     /// Stops or isolates a node by `leave`, and writes until the others have purged what it lacks.
     async fn make(plan: TrioPlan, leave: impl AsyncFnOnce(&mut Trio, u64)) -> Self {
-        let trio = Trio::start(plan).await;
+        // Only transfers change leaders here.
+        let trio = Trio::start(plan.steady()).await;
         let init = InitProducerRequest::default();
         let producer = trio.node(1).produce().init_producer(init).await.unwrap();
         let producer = producer.into_inner().producer.unwrap();
