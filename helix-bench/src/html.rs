@@ -101,7 +101,8 @@ fn run(named: &NamedResult) -> String {
         ),
     };
     format!(
-        "{}: <code>{}</code>; server {}, durability {}; {} cores of {}, {} {}, kernel {}, {} on {}{speed}",
+        "{}: <code>{}</code>; server {}, durability {}; {} cores of {}, {} {}, kernel {}, {} on \
+         {}{speed}",
         escaped(&named.name),
         text(&named.result["command"]),
         text(&find(&VERSIONS)),

@@ -33,8 +33,8 @@ pub(crate) const NODES: [u64; 3] = [1, 2, 3];
 /// Deadline of a wait. Elections and restarts on a busy machine take far less.
 const PATIENCE: Duration = Duration::from_secs(40);
 
-/// Longest election timeout: leaders stay although the process stalls for up to three seconds, as on
-/// a busy machine.
+/// Longest election timeout: leaders stay although the process stalls for up to three seconds, as
+/// on a busy machine.
 pub(crate) const STEADY: Duration = Duration::from_millis(ELECTION_TIMEOUT_MS_MAX as u64);
 
 const POLL_INTERVAL: Duration = Duration::from_millis(20);

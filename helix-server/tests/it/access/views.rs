@@ -169,7 +169,7 @@ async fn streams_end(guarded: &GuardedServer, grant: &AccessGrant, is_revoked: b
     let fetch = FetchRequest {
         partitions: vec![start],
         min_bytes: 1 << 20,
-        max_wait: Some(prost_types::Duration { seconds: 60, nanos: 0 }),
+        max_wait: Some(prost_types::Duration { seconds: 5, nanos: 0 }),
         ..FetchRequest::default()
     };
     let waiting = tokio::spawn(async move { consume.fetch(fetch).await.map(drop) });

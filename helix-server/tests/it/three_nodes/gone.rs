@@ -25,8 +25,8 @@ fn shard(trio: &Trio, node: u64) -> Arc<Shard> {
 /// Takes the leader of shard 1 away. Returns the time from its last confirmation by a majority
 /// until another one is elected; `None` if it was no longer the leader.
 ///
-/// The promise of a follower begins when it confirms the leader, which was after the leader had sent
-/// its request. So the time has a lower bound even if the process stalls.
+/// The promise of a follower begins when it confirms the leader, which was after the leader had
+/// sent its request. So the time has a lower bound even if the process stalls.
 async fn replacement(trio: &mut Trio, take_away: impl FnOnce(&mut Trio, u64)) -> Option<Duration> {
     let old = trio.leaders().await[&1];
     let other = NODES.into_iter().find(|node| *node != old).unwrap();

@@ -135,7 +135,7 @@ fn imports_of_the_wal_point_down() {
         };
         let rank = directories.iter().position(|directory| directory == module);
         // A crate's tests may use what the crate exports.
-        let is_test = source.path.ends_with("tests.rs");
+        let is_test = source.path.ends_with("tests.rs") || source.path.contains("/tests/");
         for (line, imported) in source.crate_modules() {
             let target = directories.iter().position(|directory| *directory == imported);
             let is_allowed = match target {
