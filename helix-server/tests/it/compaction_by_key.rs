@@ -479,7 +479,20 @@ async fn an_absent_replica_keeps_tombstones_but_not_old_records() {
                 tokio::time::sleep(Duration::from_millis(100)).await;
             }
         };
-        assert!(tokio::time::timeout(3 * PATIENCE, reached).await.is_ok(), "{what}");
+        if tokio::time::timeout(3 * PATIENCE, reached).await.is_err() {
+            let of_shard = |node: u64, shard: &helix_server::shard::Shard| {
+                let tables = shard.compacted_partitions();
+                let clean = tables.iter().map(|table| shard.cleanup(table.id)).collect::<Vec<_>>();
+                (node, tables, clean, shard.cleanup_report(), shard.cleaner_stats())
+            };
+            let of_node = |node: &u64| {
+                let shards = trio.node(*node).running.node().shards();
+                shards.iter().map(|shard| of_shard(*node, shard)).collect::<Vec<_>>()
+            };
+            let state: Vec<_> =
+                nodes.iter().flat_map(of_node).filter(|it| !it.1.is_empty()).collect();
+            panic!("{what}, leader {leader}, away {away}: {state:#?}");
+        }
     };
     let present: Vec<u64> = NODES.into_iter().filter(|node| *node != away).collect();
     until(&trio, &all, "the others compact", &present, true).await;

@@ -23,7 +23,7 @@ impl Compactor {
             core.check_open()?;
             let upto = core.log.purged.zip(core.log.checkpoint);
             if let (Some(_), Some((purged, checkpoint))) = (&job.cleaning, upto) {
-                // What took the place of the removed entries has left the Raft log, as they have.
+                // Entries in the place of removed ones have left the Raft log, as those have.
                 let upto = purged.index.min(checkpoint.index);
                 core.cleaned_upto = core.cleaned_upto.max(upto);
             }

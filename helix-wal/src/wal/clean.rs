@@ -71,7 +71,8 @@ impl Wal {
         let active = core.log.chain.last_key_value().map(|(id, _)| *id);
         let held = core.log.streams.get(&stream);
         let is_active = held.is_some_and(|held| {
-            let mut unsealed = held.rows.iter().rev().take_while(|share| !share.row.sealed);
+            // Not only the last ones: installed segments may follow the active one in the stream.
+            let mut unsealed = held.rows.iter().rev().filter(|share| !share.row.sealed);
             unsealed.any(|share| Some(share.row.segment) == active && share.row.first < position)
         });
         if self.shared.storage.is_none() || !is_active || core.check_open().is_err() {
@@ -100,10 +101,11 @@ impl Wal {
         let upto = log.purged.zip(log.checkpoint).map(|(a, b)| a.index.min(b.index));
         let Some(held) = log.streams.get(&stream) else { return };
         let shares = held.rows.iter().rev().filter(|share| share.row.first < position);
-        let mut segments = shares.filter_map(|share| log.segment(share.row.segment));
-        let newest = segments.find(|held| held.is_purged(upto)).and_then(|held| held.entries);
-        let Some((_, last)) = newest else { return };
-        let payloads = log.drop_slots_upto(last.index, UNCACHED_MAX);
+        let segments = shares.filter_map(|share| log.segment(share.row.segment));
+        // Not the last share's: installed segments may have older entries, or none.
+        let purged = segments.filter(|held| held.is_purged(upto)).filter_map(|held| held.entries);
+        let Some(newest) = purged.map(|(_, last)| last.index).max() else { return };
+        let payloads = log.drop_slots_upto(newest, UNCACHED_MAX);
         drop(core);
         drop(payloads);
     }
@@ -114,7 +116,7 @@ impl Wal {
     }
 
     /// Returns the last entry for which a cleaning may have removed earlier ones, in this log or in
-    /// the one that they came from. 0 if nothing was cleaned.
+    /// the log that sent them. 0 if nothing was cleaned.
     ///
     /// A state machine that has applied it has everything that took their place. A cleaning of this
     /// log raises it no further than that, since it rewrites only what has left the Raft log.

@@ -381,7 +381,7 @@ fn a_stream_dropped_during_its_cleaning_gets_no_mark() {
             log.reopen();
         }
         assert_eq!(log.wal().clean_marks(), [(2, MARK)].into());
-        log.check();
+        log.check_streams();
     }
 }
 

@@ -98,7 +98,7 @@ pub enum CoverageMark {
 }
 
 impl CoverageMark {
-    pub const ALL: [Self; 82] = [
+    pub const ALL: [Self; 84] = [
         Self::LeaderChange,
         Self::LeaderChangeWithBatchInFlight,
         Self::LeaderCutOff,

@@ -325,7 +325,7 @@ fn partitions_that_failed_wait_for_others_and_take_turns() {
     assert_eq!(chosen(&[1, 2]), [1]);
     let uncleanable = || report.uncleanable().into_iter().map(|(id, _)| id.0).collect::<Vec<_>>();
     assert_eq!(uncleanable(), [2]);
-    // What may pass is reported only once it has not.
+    // A failure that may pass is reported only once it has not.
     fail(&[1], true);
     fail(&[1], true);
     assert_eq!((chosen(&[1]), uncleanable()), (vec![1], vec![2]));
