@@ -233,7 +233,9 @@ impl MemberSlot {
         let all: Vec<String> = [TOPIC.to_owned()].into_iter().chain(names(2)).collect();
         let draws = if self.slot == 0 { 3 } else { 5 };
         match self.rng.random_range(0..draws) {
-            0 => vec!["*".to_owned()],
+            // Members expect every offset, and a compacted topic has gaps.
+            0 if self.context.plan.table.is_none() => vec!["*".to_owned()],
+            0 => all,
             1 => all,
             2 => vec![TOPIC.to_owned(), format!("{PREFIX}*")],
             3 => vec![TOPIC.to_owned()],

@@ -16,6 +16,7 @@ use helix_server::shard::Shard;
 
 use crate::cluster::SimulatedMachine;
 use crate::group_context::GroupContext;
+use crate::tables;
 
 /// Ticks between checks.
 const EVERY: u64 = 5;
@@ -200,10 +201,10 @@ impl GroupStateChecker {
     }
 }
 
-/// Returns the partitions of all topics that a node knows.
+/// Returns the partitions of all topics that a node knows and that members read.
 fn partitions(node: &Node) -> Vec<GroupPartitionKey> {
     let topics = node.topics("", None, usize::MAX);
-    let keys = topics.iter().flat_map(|topic| {
+    let keys = topics.iter().filter(|topic| topic.name != tables::NAME).flat_map(|topic| {
         let topic_id = topic.id;
         (0..topic.partition_count).map(move |number| GroupPartitionKey { topic_id, number })
     });

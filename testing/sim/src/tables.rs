@@ -25,7 +25,8 @@ use crate::net::{CLIENT_PORT, channel};
 use crate::plan::SimulationPlan;
 use crate::workload::{ClientContext, RETRY_PAUSE, TOPIC_IS_THERE};
 
-const NAME: &str = "table";
+/// Name of the compacted topic, which groups do not read.
+pub const NAME: &str = "table";
 const PARTITIONS: u32 = 2;
 const KEYS: u8 = 24;
 
