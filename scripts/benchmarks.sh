@@ -45,6 +45,12 @@ case ${1:-} in
             --members 3 --heartbeat 400ms --empty-groups 100)
         ;;
 esac
+# Updates for a table; the default is 10 million of 100,000 keys.
+tables=()
+case ${1:-} in
+    --quick) tables=(--updates 1000000 --keys 10000 --settle 40s) ;;
+    --dry) tables=(--updates 20000 --keys 200 --rate 20000 --settle 1m) ;;
+esac
 target=${CARGO_TARGET_DIR:-target}
 programs=$target/$([ "$profile" = dev ] && echo debug || echo release)
 results=$target/benchmarks
@@ -395,6 +401,12 @@ END
         --kill-command "kill -9 \$(cat $work/pid.\$HELIX_NODE_ID)"
 }
 
+# The last updates wait for the lag of the cleaner.
+measure_compaction() {
+    start compaction 1 --cleaner-lag 5s
+    run compaction-durable compaction "${tables[@]}"
+}
+
 # Three nodes in containers; a note where that is not possible.
 measure_containers() {
     local clients why=
@@ -431,7 +443,7 @@ measure_containers() {
 # --- Pages ---
 
 # Sections of docs/benchmarks.md, each from its own line to the next line "benchmarks: end".
-sections=(pubsub sequencer connections tls group write write-sizes read e2e compose perf omb)
+sections=(pubsub sequencer connections tls group compaction write write-sizes read e2e compose perf omb)
 
 # Fails unless the page has all sections: no run is to end without them.
 check_sections() {
@@ -525,6 +537,7 @@ publish_all() {
     publish plots sequencer 'sequencer-*' 'check-*'
     publish plots connections 'connections-*'
     publish plots group 'group-*'
+    publish plots compaction 'compaction-*'
     publish plots write 'write-[0-9]*'
     publish plots write-sizes 'write-4-*' 'write-size-*'
     publish plots read 'read-*'
@@ -608,6 +621,7 @@ measure_one_node
 measure_tls
 measure_three_nodes
 measure_groups
+measure_compaction
 measure_containers
 stop_nodes
 note_machine
