@@ -29,6 +29,9 @@ use crate::workload::{ClientContext, RETRY_PAUSE, TOPIC_IS_THERE};
 pub const NAME: &str = "table";
 const PARTITIONS: u32 = 2;
 const KEYS: u8 = 24;
+/// Keys that a writer updates at a time, and its records until it goes on to the next ones.
+const TURN_KEYS: u8 = 8;
+const TURN_RECORDS: u64 = 1_500;
 
 /// Retention of tombstones. A read that takes more than half of it proves nothing.
 const TOMBSTONE_RETENTION: Duration = Duration::from_secs(3);
@@ -232,7 +235,9 @@ impl TableWriter {
         for _ in 0..self.rng.random_range(1..=6) {
             let number = u64::from(self.id) << 32 | self.next;
             self.next += 1;
-            let key = self.rng.random_range(0..KEYS);
+            // Keys that rest keep their tombstones until those are forgotten.
+            let turn = (self.next / TURN_RECORDS % u64::from(KEYS / TURN_KEYS)) as u8;
+            let key = turn * TURN_KEYS + self.rng.random_range(0..TURN_KEYS);
             let is_tombstone = self.rng.random_bool(0.3);
             self.model.on_sent(partition, number, key, is_tombstone);
             numbers.push(number);
