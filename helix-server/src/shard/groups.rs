@@ -190,7 +190,7 @@ impl Shard {
                 ReportStep::Settled(view) => view,
             };
             let timeout = Duration::from_millis(view.session_timeout_ms.into());
-            if !self.sessions.touch(group, &view, details.clone()) {
+            if !self.sessions.touch(group, &view, details) {
                 // A response would extend a session that ends: the removal is decided first.
                 tokio::select! {
                     () = watch.changed() => continue,
@@ -226,7 +226,7 @@ impl Shard {
         });
         let Some(view) = view else { return };
         // The judgement after the proposal sees a member that was removed.
-        let _ = self.sessions.touch(group, &view, details.clone());
+        let _ = self.sessions.touch(group, &view, details);
     }
 
     /// Waits until this replica has applied the entry at `index`.
