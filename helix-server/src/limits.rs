@@ -493,6 +493,9 @@ pub const GROUP_HEARTBEAT_MAX: Duration = Duration::from_secs(3);
 /// Interval between heartbeats of a member whose assignment is changing.
 pub const GROUP_HEARTBEAT_SOON: Duration = Duration::from_millis(250);
 
+/// Interval of the times at which waits of heartbeats end. Waits of less than ten of it are exact.
+pub const GROUP_WAIT_STEP: Duration = Duration::from_millis(10);
+
 /// Shortest time between two computations of a group's assignment.
 pub const GROUP_ASSIGNMENT_INTERVAL: Duration = Duration::from_millis(100);
 

@@ -1,12 +1,15 @@
-//! CPU of the coordinator while members send nothing but heartbeats.
+//! CPU of the coordinator while members send nothing but heartbeats, and of a heartbeat beside a
+//! call without work.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use futures_util::{StreamExt, TryStreamExt, stream};
-use helix_client::{AutoCommit, Client, GroupConsumer};
-use tokio::time::{Instant, sleep};
+use helix_client::{AutoCommit, Client, Connection, GroupConsumer};
+use helix_proto::log::v1::WhoAmIRequest;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, interval_at, sleep};
 
 use super::row::GroupBenchRow;
 use super::{CONCURRENT_GROUPS, GroupBenchPlan, settle};
@@ -21,10 +24,12 @@ pub(super) async fn measure(plan: &GroupBenchPlan) -> Result<Vec<GroupBenchRow>>
     let without = node_shares(plan, &client).await?;
     let groups = stream::iter(0..plan.args.groups).map(|number| join(plan, &topic, number));
     let groups = groups.buffer_unordered(CONCURRENT_GROUPS);
-    let mut members: Vec<Vec<GroupConsumer>> = groups.try_collect().await.with_context(|| {
-        let count = plan.args.groups * plan.args.members;
-        format!("join {count} members; 10,000 need nodes with --memory-limit 3GiB")
-    })?;
+    let count = plan.args.groups * plan.args.members;
+    let joined: Vec<(Client, Vec<GroupConsumer>)> =
+        groups.try_collect().await.with_context(|| {
+            format!("join {count} members; 10,000 need nodes with --memory-limit 3GiB")
+        })?;
+    let (connections, mut members): (Vec<_>, Vec<_>) = joined.into_iter().unzip();
     // Members may have lost their sessions while others joined on a busy machine.
     let settled = stream::iter(&mut members).map(|it| settle(it, plan.args.partitions, true));
     settled.buffer_unordered(CONCURRENT_GROUPS).try_collect::<()>().await?;
@@ -50,11 +55,26 @@ pub(super) async fn measure(plan: &GroupBenchPlan) -> Result<Vec<GroupBenchRow>>
     let members = stream::iter(members.into_iter().flatten());
     let closed = members.map(GroupConsumer::close).buffer_unordered(CONCURRENT_GROUPS);
     closed.try_collect::<()>().await?;
+    sleep(plan.args.heartbeat).await;
+    let mut calls = Vec::with_capacity(plan.args.runs);
+    for _ in 0..plan.args.runs {
+        calls.push(shares_with_calls(plan, &client, &connections, &topic).await?);
+    }
+    let rate = count as f64 / plan.args.heartbeat.as_secs_f64();
+    let name = "CPU of a heartbeat, beyond the node without members";
+    rows.push(GroupBenchRow::new(name, "us", call_times(&shares, &without, rate)?).against(
+        "a call without work (WhoAmI), as often and on the same connections",
+        call_times(&calls, &without, rate)?,
+    ));
     Ok(rows)
 }
 
 /// Joins the members of a group, with a connection of their own, and pauses their partitions.
-async fn join(plan: &GroupBenchPlan, topic: &str, number: usize) -> Result<Vec<GroupConsumer>> {
+async fn join(
+    plan: &GroupBenchPlan,
+    topic: &str,
+    number: usize,
+) -> Result<(Client, Vec<GroupConsumer>)> {
     let client = plan.client()?;
     let member = || {
         let group = client.consumer_group(plan.group("idle", number)).topics([topic]);
@@ -64,7 +84,39 @@ async fn join(plan: &GroupBenchPlan, topic: &str, number: usize) -> Result<Vec<G
     };
     let mut members: Vec<_> = (0..plan.args.members).map(|_| member()).collect();
     settle(&mut members, plan.args.partitions, true).await?;
-    Ok(members)
+    Ok((client, members))
+}
+
+/// Measures the nodes while each connection makes as many calls as its members sent heartbeats.
+async fn shares_with_calls(
+    plan: &GroupBenchPlan,
+    client: &Client,
+    connections: &[Client],
+    topic: &str,
+) -> Result<NodeShares> {
+    let every = plan.args.heartbeat / u32::try_from(plan.args.members)?;
+    let mut calls = JoinSet::new();
+    for (number, connection) in connections.iter().enumerate() {
+        let node = connection.route(topic, 0).await.context("find the leader of a partition")?;
+        let offset = every.mul_f64(number as f64 / connections.len() as f64);
+        calls.spawn(call_repeatedly(node.connection, Instant::now() + offset, every));
+    }
+    tokio::select! {
+        shares = node_shares(plan, client) => shares,
+        Some(ended) = calls.join_next() => {
+            ended??;
+            bail!("a connection has stopped its calls")
+        }
+    }
+}
+
+/// Makes calls that need no work of the node, until one fails.
+async fn call_repeatedly(node: Connection, first: Instant, every: Duration) -> Result<()> {
+    let mut ticks = interval_at(first, every);
+    loop {
+        ticks.tick().await;
+        node.access().who_am_i(WhoAmIRequest {}).await.context("call WhoAmI")?;
+    }
 }
 
 /// Fails unless every member is still in its group.
@@ -117,6 +169,14 @@ async fn cpu_times(client: &Client) -> Result<BTreeMap<String, Duration>> {
 fn busiest(runs: &[NodeShares]) -> Result<&str> {
     let shares = runs.iter().flatten().max_by(|(_, one), (_, other)| one.total_cmp(other));
     shares.map(|(address, _)| address.as_str()).context("no node reports its CPU time")
+}
+
+/// Returns the CPU time of a call on the busiest node, in µs by run, at this many calls a second.
+fn call_times(runs: &[NodeShares], without: &NodeShares, rate: f64) -> Result<Vec<f64>> {
+    let node = busiest(runs)?;
+    let idle = share_of(without, node)?;
+    let of_run = |run: &NodeShares| Ok((share_of(run, node)? - idle) / 100.0 / rate * 1e6);
+    runs.iter().map(of_run).collect()
 }
 
 fn share_of(shares: &NodeShares, address: &str) -> Result<f64> {

@@ -104,9 +104,18 @@ impl ShardState {
             forgotten_ids: forgotten.epochs.keys().copied().collect(),
             forgotten_epochs: forgotten.epochs.values().copied().collect(),
             forgotten_epochs_end: forgotten.epochs_end,
-            groups: self.groups.records(),
+            groups: Vec::new(),
         };
-        record.encode_to_vec().into()
+        let len = record.encoded_len() + self.groups.estimated_len();
+        let mut bytes = Vec::with_capacity(len);
+        let mut append = |part: StateRecord| part.encode(&mut bytes).expect("a vector grows");
+        append(record);
+        // One at a time, to need little memory. Groups are the last field, so these are the bytes
+        // of one record with all of them.
+        for group in self.groups.records() {
+            append(StateRecord { groups: vec![group], ..StateRecord::default() });
+        }
+        bytes.into()
     }
 
     /// Decodes a state.

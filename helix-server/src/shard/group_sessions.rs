@@ -30,10 +30,17 @@ pub struct MemberSession {
 }
 
 /// Part of a heartbeat that the group's state does not have.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct HeartbeatDetails {
     pub paused: SortedSet<PartitionKey>,
     pub principal: Option<Arc<str>>,
+}
+
+impl MemberSession {
+    fn take_details(&mut self) -> HeartbeatDetails {
+        let paused = std::mem::take(&mut self.paused);
+        HeartbeatDetails { paused, principal: self.principal.take() }
+    }
 }
 
 /// Sessions of one group, by member id.
@@ -49,10 +56,9 @@ impl GroupSessions {
     /// Records a heartbeat of a member with this view. Returns `false` if the member is about to be
     /// removed, so that no response may say that its session continues.
     #[must_use]
-    pub fn touch(&self, group: &str, view: &MemberView, details: HeartbeatDetails) -> bool {
-        let HeartbeatDetails { paused, principal } = details;
+    pub fn touch(&self, group: &str, view: &MemberView, details: &HeartbeatDetails) -> bool {
         let now = Instant::now();
-        let session = MemberSession {
+        let session = |HeartbeatDetails { paused, principal }| MemberSession {
             expires: now + Duration::from_millis(view.session_timeout_ms.into()),
             last_heartbeat: Some(now),
             epoch: view.epoch,
@@ -69,8 +75,12 @@ impl GroupSessions {
         let is_ending = |it: &MemberSession| it.is_ending && it.joined_epoch == view.joined_epoch;
         match members.get_mut(&*view.member_id) {
             Some(known) if is_ending(known) => return false,
-            Some(known) => *known = session,
-            None => drop(members.insert(view.member_id.clone(), session)),
+            Some(known) => {
+                let before = known.take_details();
+                // Most heartbeats change none, and copy nothing.
+                *known = session(if before == *details { before } else { details.clone() });
+            }
+            None => drop(members.insert(view.member_id.clone(), session(details.clone()))),
         }
         true
     }
@@ -188,6 +198,15 @@ mod tests {
 
     /// Records a heartbeat of a member that joined at this epoch.
     fn hear(sessions: &GroupSessions, id: &str, joined_epoch: u64) -> bool {
+        hear_with(sessions, id, joined_epoch, &HeartbeatDetails::default())
+    }
+
+    fn hear_with(
+        sessions: &GroupSessions,
+        id: &str,
+        joined_epoch: u64,
+        details: &HeartbeatDetails,
+    ) -> bool {
         let view = MemberView {
             member_id: id.into(),
             topics: Arc::default(),
@@ -198,7 +217,32 @@ mod tests {
             session_timeout_ms: 10_000,
             is_settled: true,
         };
-        sessions.touch("g", &view, HeartbeatDetails::default())
+        sessions.touch("g", &view, details)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn heartbeat_replaces_the_details_of_the_last_one() {
+        let sessions = GroupSessions::default();
+        sessions.begin(&table(&["a"]));
+        let details = |numbers: &[u32], principal: Option<&str>| HeartbeatDetails {
+            paused: numbers
+                .iter()
+                .map(|number| PartitionKey { topic_id: 1, number: *number })
+                .collect(),
+            principal: principal.map(Into::into),
+        };
+        let said = [
+            details(&[], None),
+            details(&[0, 1], Some("p")),
+            details(&[0, 1], Some("p")),
+            details(&[1], Some("q")),
+            details(&[], None),
+        ];
+        for details in said {
+            assert!(hear_with(&sessions, "a", 1, &details));
+            let mut session = sessions.of_group("g").get("a").unwrap().clone();
+            assert_eq!(session.take_details(), details);
+        }
     }
 
     #[tokio::test(start_paused = true)]

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::sync::{Notify, watch as channel};
+use tokio::time::Instant;
 
 use super::Shard;
 use super::group_sessions::{GroupSessions, HeartbeatDetails};
@@ -159,7 +160,7 @@ impl Shard {
         details: &HeartbeatDetails,
         wait: Duration,
     ) -> Result<MemberView> {
-        let since = tokio::time::Instant::now();
+        let since = Instant::now();
         // The end of the leadership and of this replica also wakes the watch, so that a waiting
         // heartbeat registers with nothing else.
         let leadership_token = self.leadership_token();
@@ -190,7 +191,7 @@ impl Shard {
                 ReportStep::Settled(view) => view,
             };
             let timeout = Duration::from_millis(view.session_timeout_ms.into());
-            if !self.sessions.touch(group, &view, details.clone()) {
+            if !self.sessions.touch(group, &view, details) {
                 // A response would extend a session that ends: the removal is decided first.
                 tokio::select! {
                     () = watch.changed() => continue,
@@ -200,7 +201,7 @@ impl Shard {
                 }
             }
             may_put = false;
-            let deadline = since + wait.min(timeout / 3);
+            let deadline = wait_end(self.opened_at, since, wait.min(timeout / 3));
             let is_known =
                 view.epoch == report.epoch && view.assigned.iter().eq(report.owned.iter());
             // A join waits for its first partitions, if it gets some.
@@ -226,7 +227,7 @@ impl Shard {
         });
         let Some(view) = view else { return };
         // The judgement after the proposal sees a member that was removed.
-        let _ = self.sessions.touch(group, &view, details.clone());
+        let _ = self.sessions.touch(group, &view, details);
     }
 
     /// Waits until this replica has applied the entry at `index`.
@@ -234,9 +235,9 @@ impl Shard {
     /// # Errors
     /// [`Error::NoLeader`] after [`limits::READY_WAIT_MAX`].
     pub async fn wait_applied(&self, index: u64) -> Result<()> {
-        let deadline = tokio::time::Instant::now() + limits::READY_WAIT_MAX;
+        let deadline = Instant::now() + limits::READY_WAIT_MAX;
         while self.applied() < index {
-            if tokio::time::Instant::now() >= deadline {
+            if Instant::now() >= deadline {
                 return Err(Error::NoLeader { shard: self.id() });
             }
             tokio::time::sleep(limits::APPLIED_POLL_INTERVAL).await;
@@ -257,6 +258,21 @@ impl Shard {
     pub fn applied(&self) -> u64 {
         self.machine.applied().max(self.replica.applied())
     }
+}
+
+/// Returns the end of a heartbeat's wait: a multiple of [`limits::GROUP_WAIT_STEP`] after `base`,
+/// and at most `wait` after `since`.
+///
+/// So the waits of many members end together, and one timer wakes the node for all of them. Their
+/// next heartbeats also come together.
+fn wait_end(base: Instant, since: Instant, wait: Duration) -> Instant {
+    let end = since + wait;
+    if wait < limits::GROUP_WAIT_STEP * 10 {
+        return end;
+    }
+    let surplus =
+        end.saturating_duration_since(base).as_nanos() % limits::GROUP_WAIT_STEP.as_nanos();
+    end - Duration::from_nanos(u64::try_from(surplus).unwrap_or(0))
 }
 
 /// Returns about how much memory an entry takes.
@@ -287,4 +303,21 @@ fn entry_bytes(change: &GroupChange) -> usize {
 /// Returns about how many bytes a change of a group takes in the log.
 pub(super) fn logged_bytes(change: &GroupChange) -> u64 {
     entry_bytes(change) as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn waits_end_together_and_never_late() {
+        let base = Instant::now();
+        let end = |since_ms, wait_ms| {
+            let since = base + Duration::from_millis(since_ms);
+            (wait_end(base, since, Duration::from_millis(wait_ms)) - base).as_micros()
+        };
+        assert_eq!([end(1, 3_000), end(9, 3_000), end(6, 3_003)], [3_000_000; 3]);
+        assert_eq!([end(10, 3_000), end(14, 3_005)], [3_010_000; 2]);
+        assert_eq!([end(1, 0), end(1, 99), end(1, 100)], [1_000, 100_000, 100_000]);
+    }
 }

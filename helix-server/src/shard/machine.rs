@@ -38,6 +38,8 @@ pub(super) struct ShardMachine {
     changes: watch::Sender<u64>,
     /// Index of the last entry applied since this replica opened. Raft's own number is later.
     applied: AtomicU64,
+    /// Bytes of the last encoded state; 0 before the first.
+    encoded_bytes: AtomicU64,
 }
 
 #[derive(Debug)]
@@ -63,6 +65,7 @@ impl ShardMachine {
             maintenance: Notify::new(),
             changes: watch::Sender::new(0),
             applied: AtomicU64::new(0),
+            encoded_bytes: AtomicU64::new(0),
         }
     }
 
@@ -134,6 +137,11 @@ impl ShardMachine {
         self.applied.load(Ordering::Acquire)
     }
 
+    /// Returns the size of the last checkpoint; 0 before the first.
+    pub(super) fn encoded_bytes(&self) -> u64 {
+        self.encoded_bytes.load(Ordering::Relaxed)
+    }
+
     pub(super) async fn maintenance_due(&self) {
         self.maintenance.notified().await;
     }
@@ -203,12 +211,12 @@ impl Machine for ShardMachine {
     }
 
     fn encode(&self) -> Bytes {
-        let state = &self.lock().state;
-        if self.hub.protocol() >= FORGOTTEN_PRODUCERS {
-            state.encode()
-        } else {
-            state.encode_plain()
-        }
+        let bytes = self.read_state(|state| match self.hub.protocol() >= FORGOTTEN_PRODUCERS {
+            true => state.encode(),
+            false => state.encode_plain(),
+        });
+        self.encoded_bytes.store(bytes.len() as u64, Ordering::Relaxed);
+        bytes
     }
 
     fn restore(&self, bytes: &[u8]) -> io::Result<()> {

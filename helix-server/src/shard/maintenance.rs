@@ -89,9 +89,9 @@ pub(super) async fn run(shard: Arc<Shard>) {
         let is_wanted = shard.cleaner.take_wanted_checkpoint()
             && shard.replica.applied() > shard.replica.checkpointed().0;
         let helps = rule.would_help(bytes) && shard.is_disk_full();
+        rule.size_of_last = shard.machine.encoded_bytes();
         if rule.is_due(bytes) || is_wanted || helps {
             rule.bytes_at_last = bytes;
-            rule.size_of_last = shard.machine.read_state(|state| state.encode().len()) as u64;
             backlog.sample(bytes, shard.replica.status().applied);
             shard.replica.checkpoint().await;
         }

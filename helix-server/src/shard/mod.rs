@@ -116,6 +116,7 @@ pub struct Shard {
     leadership_token: channel::Sender<CancellationToken>,
     /// Sessions of the groups' members; kept on the leader only.
     sessions: GroupSessions,
+    opened_at: tokio::time::Instant,
     cleaner: CleanerReport,
     codecs: CleanerCodecs,
 }
@@ -196,6 +197,7 @@ impl Shard {
             expected: Mutex::default(),
             leadership_token: channel::Sender::new(CancellationToken::new()),
             sessions: GroupSessions::default(),
+            opened_at: tokio::time::Instant::now(),
             cleaner: CleanerReport::default(),
             codecs: settings.codecs,
         });

@@ -9,7 +9,7 @@ use futures_util::future::Either;
 use helix_proto::log::v1::access_service_server::AccessServiceServer;
 use helix_proto::log::v1::cluster_service_server::ClusterServiceServer;
 use helix_proto::log::v1::consume_service_server::{ConsumeServiceServer, SERVICE_NAME as CONSUME};
-use helix_proto::log::v1::group_service_server::GroupServiceServer;
+use helix_proto::log::v1::group_service_server::{GroupServiceServer, SERVICE_NAME as GROUP};
 use helix_proto::log::v1::produce_service_server::{ProduceServiceServer, SERVICE_NAME as PRODUCE};
 use helix_proto::log::v1::topic_service_server::TopicServiceServer;
 use tonic::body::Body;
@@ -26,12 +26,13 @@ use crate::node::Node;
 
 /// The gRPC services of a node.
 ///
-/// Calls that carry records skip tonic's router, which searches a tree, clones the service and
-/// boxes the body for each call.
+/// Frequent calls skip tonic's router, which searches a tree, clones the service and boxes the
+/// body for each call: those that carry records, heartbeats and commits.
 #[derive(Clone)]
 pub struct Services {
     produce: ProduceServiceServer<ProduceHandler>,
     consume: ConsumeServiceServer<ConsumeHandler>,
+    group: GroupServiceServer<GroupHandler>,
     others: Routes,
     node: Arc<Node>,
 }
@@ -57,7 +58,6 @@ impl Services {
         let others = others
             .add_service(topic.max_decoding_message_size(CONTROL_MESSAGE_BYTES_MAX))
             .add_service(cluster.max_decoding_message_size(CONTROL_MESSAGE_BYTES_MAX))
-            .add_service(group.max_decoding_message_size(CONTROL_MESSAGE_BYTES_MAX))
             .add_service(access.max_decoding_message_size(CONTROL_MESSAGE_BYTES_MAX));
         Self {
             produce: produce.max_decoding_message_size(MESSAGE_BYTES_MAX),
@@ -65,6 +65,7 @@ impl Services {
             consume: consume
                 .max_decoding_message_size(CONTROL_MESSAGE_BYTES_MAX)
                 .max_encoding_message_size(usize::MAX),
+            group: group.max_decoding_message_size(CONTROL_MESSAGE_BYTES_MAX),
             others,
             node: node.clone(),
         }
@@ -90,7 +91,7 @@ impl Service<http::Request<Body>> for Services {
     >;
 
     fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
-        // The other two are always ready.
+        // The services beside them are always ready.
         Service::<http::Request<Body>>::poll_ready(&mut self.others, context)
     }
 
@@ -98,6 +99,7 @@ impl Service<http::Request<Body>> for Services {
         match service_of(request.uri().path()) {
             Some(PRODUCE) => Either::Left(self.produce.call(request)),
             Some(CONSUME) => Either::Left(self.consume.call(request)),
+            Some(GROUP) => Either::Left(self.group.call(request)),
             _ => Either::Right(self.others.call(request)),
         }
     }

@@ -15,10 +15,26 @@ use crate::records::{
     OffsetRecord, PartitionKeys,
 };
 
+/// Estimated bytes of a group's record with the names of a few topics, of a member with a few
+/// partitions, and of an offset without earlier events.
+const GROUP_BYTES_ESTIMATE: usize = 128;
+const MEMBER_BYTES_ESTIMATE: usize = 256;
+const ROW_BYTES_ESTIMATE: usize = 96;
+
 impl GroupTable {
-    /// Returns the groups in the order of their names.
-    pub(in crate::log) fn records(&self) -> Vec<GroupRecord> {
-        self.groups.iter().map(|(name, group)| group_record(name, group)).collect()
+    /// Returns the groups in the order of their names. A record takes several times the memory of
+    /// its group, so only one at a time should be kept.
+    pub(in crate::log) fn records(&self) -> impl Iterator<Item = GroupRecord> {
+        self.groups.iter().map(|(name, group)| group_record(name, group))
+    }
+
+    /// Estimates the bytes of all records, so that a buffer for them rarely grows.
+    pub(in crate::log) fn estimated_len(&self) -> usize {
+        let of_group = |(name, group): (&Arc<str>, &Arc<ConsumerGroup>)| {
+            let members = group.members.len() * MEMBER_BYTES_ESTIMATE;
+            name.len() + GROUP_BYTES_ESTIMATE + members + group.offsets.len() * ROW_BYTES_ESTIMATE
+        };
+        self.groups.iter().map(of_group).sum()
     }
 
     /// Restores one group, or returns what is wrong with it.

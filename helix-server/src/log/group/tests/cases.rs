@@ -324,7 +324,7 @@ fn checkpoint_of_groups_is_stable() {
     log.join("a", &["t1"]);
     log.assign(&[topic(1, 1)]);
     log.commit("a", 2, key(1, 0), 300).unwrap();
-    let record = log.state.groups().records().remove(0);
+    let record = log.state.groups().records().next().unwrap();
     let bytes = prost::Message::encode_to_vec(&record);
     let mut expected = vec![10, 7];
     expected.extend(b"readers");
@@ -434,10 +434,26 @@ fn offsets_are_stored_in_any_order_and_keep_metadata() {
 }
 
 #[test]
+fn checkpoint_has_the_bytes_of_one_record() {
+    use prost::Message;
+    let mut log = group_with_offsets(3);
+    let topics = offsets(&[(key(1, 0), Some(1))]);
+    let change = GroupChange::Commit { member: None, topics, at_us: 1 };
+    let command = GroupCommand { group: "others".to_owned(), change };
+    let head = Head::Shard(ShardCommand::Group(Box::new(command)));
+    let applied = log.state.apply(log.index + 1, &head, &mut Effects::default());
+    assert!(matches!(applied, Verdict::Changed), "{applied:?}");
+    let bytes = log.state.encode();
+    let record = crate::records::ShardStateRecord::decode(bytes.clone()).unwrap();
+    assert_eq!(record.groups.len(), 2);
+    assert_eq!(record.encode_to_vec(), bytes);
+}
+
+#[test]
 fn checkpoint_whose_history_does_not_lead_to_its_offset_is_refused() {
     use prost::Message;
     let log = group_with_offsets(1);
-    let bytes = log.state.groups().records().remove(0).encode_to_vec();
+    let bytes = log.state.groups().records().next().unwrap().encode_to_vec();
     // The offset of the row, which its only event ends at.
     let at = bytes.windows(2).position(|it| it == [24, 20]).unwrap();
     let mut wrong = bytes.clone();
