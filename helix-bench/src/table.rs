@@ -3,131 +3,17 @@
 //! A table is made from the result's JSON, so a stored result gives the same table as its run.
 
 mod compaction;
+mod result_table;
+mod sequencer;
 mod tls;
-
-use std::fmt::Write as _;
 
 use anyhow::{Result, bail};
 use serde_json::Value;
 
+use self::result_table::ResultTable;
 use self::tls::TlsPairs;
-use crate::format::{bytes_text, escaped, grouped, known};
+use crate::format::{bytes_text, grouped, known};
 use crate::limits::{KnownLimits, LoadLimits, is_ceiling};
-
-/// Longest line of a title in Markdown.
-const MARKDOWN_CHARS_MAX: usize = 100;
-
-/// Table with a title and notes.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct ResultTable {
-    title: String,
-    columns: Vec<&'static str>,
-    rows: Vec<Vec<String>>,
-    notes: Vec<String>,
-}
-
-impl ResultTable {
-    /// Returns the table for a terminal, with right-aligned columns.
-    pub(crate) fn plain(&self) -> String {
-        let width = |column: usize| {
-            let cells = self.rows.iter().map(|row| row[column].chars().count());
-            cells.chain([self.columns[column].chars().count()]).max().unwrap_or_default()
-        };
-        let widths: Vec<usize> = (0..self.columns.len()).map(width).collect();
-        let line = |cells: &mut dyn Iterator<Item = &str>| {
-            let cells = cells.zip(&widths).map(|(cell, width)| format!("{cell:>width$}"));
-            cells.collect::<Vec<_>>().join("  ")
-        };
-        // Ignored throughout: writing to a string does not fail.
-        let mut out = self.heading();
-        let _ = writeln!(out, "{}", line(&mut self.columns.iter().copied()));
-        for row in &self.rows {
-            let _ = writeln!(out, "{}", line(&mut row.iter().map(String::as_str)));
-        }
-        for note in &self.notes {
-            let _ = writeln!(out, "note: {note}");
-        }
-        out
-    }
-
-    /// Returns the table as HTML, with the notes.
-    pub(crate) fn html(&self) -> String {
-        let row = |cells: &mut dyn Iterator<Item = &str>, tag: &str| {
-            let cells = cells.map(|cell| format!("<{tag}>{}</{tag}>", escaped(cell)));
-            format!("<tr>{}</tr>\n", cells.collect::<String>())
-        };
-        let mut out = format!("<p>{}</p>\n<table>\n", escaped(&self.title));
-        out += &row(&mut self.columns.iter().copied(), "th");
-        for cells in &self.rows {
-            out += &row(&mut cells.iter().map(String::as_str), "td");
-        }
-        out += "</table>\n";
-        for note in &self.notes {
-            // Ignored: writing to a string does not fail.
-            let _ = writeln!(out, "<p>Note: {}</p>", escaped(note));
-        }
-        out
-    }
-
-    /// Adds the limits of each row, with its ratio to the lower one.
-    fn add_limits(&mut self, of_rows: impl Iterator<Item = (LoadLimits, Option<f64>)>) {
-        self.columns.extend(["ceiling MB/s", "log MB/s", "of the lower"]);
-        for (row, (limits, mb_per_sec)) in self.rows.iter_mut().zip(of_rows) {
-            let speed = |limit: Option<f64>| limit.map_or_else(|| "-".to_owned(), grouped);
-            let ratio = known(limits.ratio(mb_per_sec), 2);
-            row.extend([speed(limits.ceiling), speed(limits.log), ratio]);
-        }
-    }
-
-    /// Reports whether a table has the same title and columns, and no row of the same name.
-    fn suits(&self, other: &Self) -> bool {
-        let has_row = |name: &String| self.rows.iter().any(|row| row.first() == Some(name));
-        self.title == other.title
-            && self.columns == other.columns
-            && !other.rows.iter().filter_map(|row| row.first()).any(has_row)
-    }
-
-    fn append(&mut self, other: Self) {
-        self.rows.extend(other.rows);
-        for note in other.notes {
-            if !self.notes.contains(&note) {
-                self.notes.push(note);
-            }
-        }
-    }
-
-    fn heading(&self) -> String {
-        if self.title.is_empty() { String::new() } else { format!("{}\n\n", self.title) }
-    }
-
-    /// Returns the table as Markdown, without the notes.
-    pub(crate) fn markdown(&self) -> String {
-        let heading = wrapped(&self.heading());
-        let mut out = format!("{heading}| {} |\n", self.columns.join(" | "));
-        // Ignored throughout: writing to a string does not fail.
-        let _ = writeln!(out, "|{}", "---|".repeat(self.columns.len()));
-        for row in &self.rows {
-            let _ = writeln!(out, "| {} |", row.join(" | "));
-        }
-        out
-    }
-}
-
-/// Breaks lines between words.
-fn wrapped(text: &str) -> String {
-    let mut out = String::new();
-    let mut column = 0;
-    for word in text.split_inclusive(' ') {
-        if column + word.trim_end().chars().count() > MARKDOWN_CHARS_MAX {
-            out.truncate(out.trim_end().len());
-            out.push('\n');
-            column = 0;
-        }
-        out.push_str(word);
-        column += word.chars().count();
-    }
-    out
-}
 
 /// Returns the tables of a result.
 ///
@@ -140,7 +26,7 @@ fn tables(result: &Value, limits: &KnownLimits<'_>) -> Result<Vec<ResultTable>> 
         Some("group") => Ok(vec![group(result)]),
         Some("compaction") => Ok(vec![compaction::pairs(result)]),
         Some("limit") => Ok(vec![limit(result)]),
-        Some("sequencer") => Ok(sequencer(result)),
+        Some("sequencer") => Ok(sequencer::parts(result)),
         Some("perf") => Ok(vec![perf(result)]),
         Some("wal") => Ok(vec![wal(result)]),
         Some("compare") => Ok(vec![compare(result, limits)]),
@@ -214,7 +100,7 @@ fn pubsub(result: &Value, limits: &KnownLimits<'_>) -> ResultTable {
         let run = &row["run"];
         let (delivered, acked) = (&run["latency_us"], &run["latency_parts_us"]["ack"]);
         vec![
-            bytes_text(usize::try_from(row["payload_bytes"].as_u64().unwrap_or(0)).unwrap_or(0)),
+            bytes(&row["payload_bytes"]),
             count(&run["load"]["batch_size"]),
             count(&row["messages_per_sec"]),
             count(&scaled(&row["payload_bytes_per_sec"], 1e-6)),
@@ -326,96 +212,6 @@ fn limit(result: &Value) -> ResultTable {
     table(result, &LIMIT_COLUMNS, rows(&result["steps"]).iter().map(row).collect())
 }
 
-const SEQUENCER_LATENCY_COLUMNS: [&str; 11] = [
-    "one in flight",
-    "durability",
-    "mean us",
-    "min",
-    "p50",
-    "p99",
-    "max",
-    "of the echo",
-    "ack p50",
-    "lost",
-    "doubled",
-];
-const SEQUENCER_STEP_COLUMNS: [&str; 4] = ["one in flight", "lowest %", "mean us", "max"];
-const SEQUENCER_THROUGHPUT_COLUMNS: [&str; 11] = [
-    "all publish",
-    "message",
-    "batch",
-    "messages/s",
-    "of each node",
-    "durability",
-    "p50 ms",
-    "p99",
-    "lost",
-    "doubled",
-    "order",
-];
-const SEQUENCER_CHECK_COLUMNS: [&str; 3] = ["check", "outcome", "detail"];
-
-/// Returns the tables of the parts that were run.
-fn sequencer(result: &Value) -> Vec<ResultTable> {
-    let us = |value: &Value| known(value.as_f64(), 1);
-    // The first row is the echo.
-    let echo = result["latency"][0]["latency_us"]["p50"].as_f64();
-    let latency = |row: &Value| {
-        let seen = &row["latency_us"];
-        let mut cells = vec![text(&row["name"]), text(&row["durability"])];
-        cells.extend(["mean", "min", "p50", "p99", "max"].map(|name| us(&seen[name])));
-        let ratio = seen["p50"].as_f64().zip(echo).map(|(seen, echo)| seen / echo);
-        cells.push(known(ratio, 2));
-        cells.push(us(&row["ack_us"]["p50"]));
-        cells.extend(["lost", "doubled"].map(|name| count(&row[name])));
-        cells
-    };
-    let steps = rows(&result["latency"]).iter().flat_map(|row| {
-        rows(&row["steps"]).iter().map(|step| {
-            let percent = step["percent"].to_string();
-            let percent = percent.trim_end_matches(".0").to_owned();
-            vec![text(&row["name"]), percent, us(&step["mean_us"]), us(&step["max_us"])]
-        })
-    });
-    let throughput = |row: &Value| {
-        let nodes: Vec<String> = rows(&row["node_messages_per_sec"]).iter().map(count).collect();
-        let order = if row["is_order_equal"] == true { "equal" } else { "DIFFERENT" };
-        vec![
-            text(&row["name"]),
-            bytes_text(usize::try_from(row["size"].as_u64().unwrap_or(0)).unwrap_or(0)),
-            count(&row["batch_size"]),
-            count(&row["messages_per_sec"]),
-            nodes.join(" + "),
-            text(&row["durability"]),
-            ms(&row["latency_us"]["p50"]),
-            ms(&row["latency_us"]["p99"]),
-            count(&row["lost"]),
-            count(&row["doubled"]),
-            order.to_owned(),
-        ]
-    };
-    let check = |row: &Value| vec![text(&row["name"]), text(&row["outcome"]), text(&row["detail"])];
-    let part = |name: &str| rows(&result[name]).iter();
-    let mut tables = vec![
-        table(result, &SEQUENCER_LATENCY_COLUMNS, part("latency").map(latency).collect()),
-        table(result, &SEQUENCER_STEP_COLUMNS, steps.collect()),
-        table(result, &SEQUENCER_THROUGHPUT_COLUMNS, part("throughput").map(throughput).collect()),
-        table(result, &SEQUENCER_CHECK_COLUMNS, part("check").map(check).collect()),
-    ];
-    tables.retain(|table| !table.rows.is_empty());
-    // The title is that of all tables, and so are the notes.
-    let last = tables.len().saturating_sub(1);
-    for (number, table) in tables.iter_mut().enumerate() {
-        if number > 0 {
-            table.title.clear();
-        }
-        if number < last {
-            table.notes.clear();
-        }
-    }
-    tables
-}
-
 const LOAD_COLUMNS: [&str; 11] = [
     "load",
     "storage",
@@ -442,13 +238,12 @@ fn loads(results: &[&Value], limits: &KnownLimits<'_>) -> ResultTable {
     ordered.sort_by_key(key);
     let row = |result: &&&Value| {
         let (load, latency) = (&result["load"], &result["latency_us"]);
-        let size = usize::try_from(load["size"].as_u64().unwrap_or(0)).unwrap_or(0);
         vec![
             text(&load["mode"]),
             text(&result["storage"]),
             count(&result["node_count"]),
             count(&load["clients"]),
-            format!("{} x {}", bytes_text(size), count(&load["batch_size"])),
+            format!("{} x {}", bytes(&load["size"]), count(&load["batch_size"])),
             count(&result["records_per_sec"]),
             count(&result["mb_per_sec"]),
             ms(&latency["p50"]),
@@ -527,9 +322,6 @@ const PERF_COLUMNS: [&str; 11] = [
 
 fn perf(result: &Value) -> ResultTable {
     let latency = &result["latency_us"];
-    let bytes = |value: &Value| {
-        bytes_text(value.as_u64().and_then(|bytes| usize::try_from(bytes).ok()).unwrap_or(0))
-    };
     let row = vec![
         "perf".to_owned(),
         text(&result["storage"]),
@@ -561,13 +353,11 @@ const WAL_COLUMNS: [&str; 11] = [
 ];
 
 fn wal(result: &Value) -> ResultTable {
-    let size =
-        |name: &str| bytes_text(usize::try_from(result[name].as_u64().unwrap_or(0)).unwrap_or(0));
     let row = vec![
         text(&result["storage"]),
         text(&result["durability"]),
-        size("group_size"),
-        size("entry_size"),
+        bytes(&result["group_size"]),
+        bytes(&result["entry_size"]),
         count(&result["in_flight"]),
         count(&result["mb_per_sec"]),
         count(&result["appends_per_sec"]),
@@ -599,6 +389,11 @@ fn scaled(value: &Value, factor: f64) -> Value {
 
 fn count(value: &Value) -> String {
     value.as_f64().map_or_else(|| "-".to_owned(), grouped)
+}
+
+/// Formats a number of bytes, which is 0 if it is missing.
+fn bytes(value: &Value) -> String {
+    bytes_text(value.as_u64().and_then(|bytes| usize::try_from(bytes).ok()).unwrap_or(0))
 }
 
 /// Formats microseconds as milliseconds.

@@ -154,7 +154,7 @@ mod tests {
 
     const RECORD_BYTES_MAX: usize = 1 << 20;
 
-    fn records(values: &[&'static [u8]]) -> Vec<Record> {
+    pub(super) fn records(values: &[&'static [u8]]) -> Vec<Record> {
         values
             .iter()
             .map(|value| Record { value: Some(Bytes::from_static(value)), ..Record::default() })

@@ -13,10 +13,11 @@ use futures_util::stream::{self, BoxStream};
 use helix_proto::log::v1::batch::Form;
 use helix_proto::log::v1::{
     AppendRequest, Batch, CreateTopicRequest, Durability as WireDurability, EncodedBatch,
+    StoredBatch,
 };
 use tokio::time::Instant;
 
-use crate::api::{Decompressors, ProduceHandler, TopicHandler};
+use crate::api::{Decompressors, ProduceHandler, TopicHandler, stored_batch};
 use crate::config::{ConfigError, ServerConfig};
 use crate::error::{Error, Result};
 use crate::limits::{FETCH_BYTES_DEFAULT, FETCH_BYTES_MAX};
@@ -225,29 +226,10 @@ impl EmbeddedBatch {
 
 impl From<ReadBatch> for EmbeddedBatch {
     fn from(read: ReadBatch) -> Self {
-        let uncompressed_bytes = match read.uncompressed_bytes {
-            // The log does not store the size of an uncompressed payload.
-            0 => u32::try_from(read.payload.len()).expect("a batch is below 4 GiB"),
-            compressed => compressed,
-        };
-        // The first offset is that of the first record, as in the API.
-        let first_offset = read.offset_of(0);
-        let skipped = u32::try_from(first_offset - read.first_offset).expect("within the batch");
-        let deltas = read.offset_deltas.iter().flat_map(|deltas| deltas.iter());
-        Self {
-            first_offset,
-            offset_deltas: deltas.map(|delta| delta - skipped).collect(),
-            next_offset: read.end_offset(),
-            append_time_us: read.append_time_us,
-            batch: EncodedBatch {
-                version: read.version,
-                record_count: read.record_count,
-                compression: read.compression,
-                crc32: read.crc,
-                uncompressed_bytes,
-                payload: read.payload,
-            },
-        }
+        let (next_offset, append_time_us) = (read.end_offset(), read.append_time_us);
+        let StoredBatch { first_offset, offset_deltas, batch, .. } = stored_batch(read);
+        let batch = batch.unwrap_or_default();
+        Self { first_offset, offset_deltas, append_time_us, batch, next_offset }
     }
 }
 

@@ -104,14 +104,6 @@ fn parts_of_groups_share_a_table() {
 }
 
 #[test]
-fn long_titles_are_wrapped() {
-    let text = wrapped(&"word ".repeat(50));
-    assert!(text.lines().all(|line| line.len() <= 100 && !line.ends_with("  ")), "{text}");
-    assert_eq!(text.split_whitespace().count(), 50);
-    assert_eq!(wrapped("short\n\n"), "short\n\n");
-}
-
-#[test]
 fn result_of_an_unknown_mode_is_rejected() {
     let error = plain(&serde_json::json!({ "mode": "other" })).unwrap_err();
     assert_eq!(error.to_string(), "no table for a result of mode other");

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-use super::{ResultTable, count, is_load, ms, rows, text};
+use super::{ResultTable, bytes, count, is_load, ms, rows, text};
 use crate::compare::MedianRange;
-use crate::format::{bytes_text, known};
+use crate::format::known;
 
 const COLUMNS: [&str; 12] = [
     "load",
@@ -109,7 +109,6 @@ impl TlsSides<'_> {
             }
             PairMeasure::Records => (mode, "records/s", &load["clients"]),
         };
-        let size = usize::try_from(load["size"].as_u64().unwrap_or(0)).unwrap_or(0);
         let speed = |side: &[(f64, &Value)]| {
             let median = MedianRange::of(side.iter().map(|(per_sec, _)| *per_sec));
             count(&median.map_or(Value::Null, |range| Value::from(range.median)))
@@ -122,7 +121,7 @@ impl TlsSides<'_> {
             name,
             text(&run["storage"]),
             count(clients),
-            format!("{} x {}", bytes_text(size), count(&load["batch_size"])),
+            format!("{} x {}", bytes(&load["size"]), count(&load["batch_size"])),
             self.plain.len().min(self.tls.len()).to_string(),
             unit.to_owned(),
             speed(&self.plain),

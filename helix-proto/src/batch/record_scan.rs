@@ -249,18 +249,12 @@ mod tests {
     use rand::rngs::StdRng;
     use rand::{RngExt, SeedableRng};
 
-    use super::super::encode;
     use super::*;
+    use crate::batch::encode;
+    use crate::batch::tests::records;
     use crate::log::v1::{Header, Record, RecordList};
 
     const RECORD_BYTES_MAX: usize = 1 << 20;
-
-    fn records(values: &[&'static [u8]]) -> Vec<Record> {
-        values
-            .iter()
-            .map(|value| Record { value: Some(Bytes::from_static(value)), ..Record::default() })
-            .collect()
-    }
 
     #[test]
     fn every_encoded_record_is_valid() {

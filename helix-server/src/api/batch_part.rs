@@ -60,8 +60,9 @@ impl BatchPart {
 }
 
 /// Returns a batch as it is stored.
-pub(super) fn stored_batch(batch: ReadBatch) -> StoredBatch {
+pub(crate) fn stored_batch(batch: ReadBatch) -> StoredBatch {
     let uncompressed_bytes = match batch.uncompressed_bytes {
+        // The log does not store the size of an uncompressed payload.
         0 => u32::try_from(batch.payload.len()).expect("a batch is below 4 GiB"),
         compressed => compressed,
     };

@@ -45,6 +45,7 @@ pub(crate) use access::AccessHandler;
 pub(crate) use authorize::{
     GuardedRequest, MethodKind, MethodRow, is_open, method_row, reauthorize,
 };
+pub(crate) use batch_part::stored_batch;
 pub(crate) use cluster::ClusterHandler;
 pub(crate) use consume::ConsumeHandler;
 pub(crate) use decompressors::Decompressors;

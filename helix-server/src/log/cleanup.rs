@@ -140,10 +140,8 @@ impl ShardState {
 mod tests {
     use std::sync::Arc;
 
-    use super::super::{
-        BatchHead, Condition, Effects, Head, PartitionRun, PartitionSettings, ShardCommand,
-        StateLimits,
-    };
+    use super::super::testing::batch_head;
+    use super::super::{Effects, Head, PartitionRun, PartitionSettings, ShardCommand, StateLimits};
     use super::*;
 
     fn partition(cleanup: i32) -> Partition {
@@ -232,18 +230,6 @@ mod tests {
         let settings =
             PartitionSettings { cleanup: 2, max_batch_bytes: 1 << 20, ..Default::default() };
         let runs = vec![PartitionRun { first_id: 1, first_number: 0, stride: 1, count: 1 }];
-        let batch = BatchHead {
-            partition: id,
-            record_count: 100,
-            version: 1,
-            compression: 1,
-            payload_bytes: 100,
-            uncompressed_bytes: 0,
-            proposed_us: 0,
-            producer: None,
-            condition: Condition::default(),
-            kept: None,
-        };
         let clean_up = |upto, tombstones_below| ShardCommand::CleanUp {
             rounds: vec![(id, round(upto, tombstones_below))],
         };
@@ -253,7 +239,7 @@ mod tests {
             ShardCommand::CreatePartitions { cluster_version: 1, topic_id: 1, runs, settings };
         let heads = [
             Head::Shard(create),
-            Head::Batch(batch),
+            Head::Batch(batch_head(1, 100)),
             Head::Shard(clean_up(40, 0)),
             Head::Shard(cleaned(40, 7_000)),
             Head::Shard(clean_up(60, 0)),

@@ -298,22 +298,17 @@ fn field<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
 mod tests {
     use rand::{Rng, RngExt};
 
-    use super::super::testing::{random_head, seeded};
+    use super::super::testing::{batch_head, random_head, seeded};
     use super::super::{PartitionRun, PartitionSettings, ROWS_PER_ENTRY_MAX};
     use super::*;
 
     fn batch(producer: Option<ProducerStamp>) -> BatchHead {
         BatchHead {
-            partition: PartitionId(0x0102),
-            record_count: 3,
-            version: 1,
             compression: -1,
             payload_bytes: 1024,
-            uncompressed_bytes: 0,
             proposed_us: 7,
             producer,
-            condition: Condition::default(),
-            kept: None,
+            ..batch_head(0x0102, 3)
         }
     }
 

@@ -1,4 +1,4 @@
-//! Random heads for tests, from a seed that every test prints.
+//! Heads for tests. Random ones are made from a seed that every test prints.
 //! `HELIX_SEED` repeats a run.
 
 use rand::rngs::StdRng;
@@ -46,6 +46,22 @@ pub(crate) fn any_settings(rng: &mut StdRng) -> PartitionSettings {
         takes_any_records: rng.random_bool(0.5),
         cleanup: rng.random_range(0..4),
         tombstone_retention_us: rng.random_bool(0.5).then(|| any_u64(rng)),
+    }
+}
+
+/// Returns a batch without anything optional.
+pub(crate) fn batch_head(partition: u64, record_count: u32) -> BatchHead {
+    BatchHead {
+        partition: PartitionId(partition),
+        record_count,
+        version: 1,
+        compression: 1,
+        payload_bytes: 100,
+        uncompressed_bytes: 0,
+        proposed_us: 0,
+        producer: None,
+        condition: Condition::default(),
+        kept: None,
     }
 }
 

@@ -6,6 +6,7 @@
 //! - `bootstrap_handler`: answers peer requests, also before the node exists.
 //! - `formation`: forms a new cluster with other nodes, or joins an existing one.
 //! - `logs`: opens, identifies and quarantines the logs of the shards.
+//! - `startup`: starts the node.
 //! - `open`: opens shard 0 and the data shards on their logs. `shard_slots` holds the data shards.
 //! - `principal`: callers and their rules. `bootstrap_token` makes the first token of a cluster.
 //! - `lookup`: finds topics, partitions and shards for requests; `groups` consumer groups.
@@ -39,28 +40,26 @@ mod repair_in_place;
 mod scrub;
 mod settings;
 mod shard_slots;
+mod startup;
 mod tls;
 mod unreplayed;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, OnceLock};
 
-use futures_util::FutureExt;
-use futures_util::future::{BoxFuture, join_all};
+use futures_util::future::join_all;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::audit::AuditLog;
 use crate::clock::AgreedClock;
-use crate::cluster::{Bootstrap, Cluster, RegisteredNode, TopicSpec};
+use crate::cluster::{Cluster, RegisteredNode};
 use crate::error::{Error, Result};
 use crate::log::{ClusterCommand, PartitionSettings};
 use crate::memory::MemoryShares;
 use crate::metrics::Metrics;
-use crate::peer::{Hub, HubSettings};
+use crate::peer::Hub;
 pub use crate::peer::{Network, PeerStatus, PeerTls};
-use crate::protocol::ProtocolVersions;
-use crate::raft::ElectionTiming;
 use crate::random::Random;
 use crate::shard::CleanerCodecs;
 pub use crate::shard::LogLimits;
@@ -68,18 +67,17 @@ use bootstrap_handler::BootstrapHandler;
 pub use bootstrap_token::{FIRST_PRINCIPAL, TokenFile, make_first_token};
 pub use call_share::{CallShare, CallSlot};
 pub use groups::{CommitFallback, ReaderMembership};
-use logs::{LogIdentity, NodeLogs};
+use logs::LogIdentity;
 pub use lookup::LocatedPartition;
-use open::{ShardContext, StartupPeers, directory, existing_shards, open_cluster, open_or_rebuild};
 use principal::TokenRefresh;
 pub use principal::{AuthMode, Caller, Credentials, Principal};
 use quota::QuotaMeters;
 pub use quota::{ConnectionSlot, QuotaKind, QuotaMeter};
 pub use readiness::Unready;
 pub use settings::{NodeSettings, NodeStorage, SimulatedDisks};
-use shard_slots::{ShardSlot, ShardSlots};
+use shard_slots::ShardSlots;
 pub use tls::NodeTls;
-use unreplayed::{OpenFailure, UnreplayedLogs};
+use unreplayed::UnreplayedLogs;
 
 /// Durability of the node's storage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -152,252 +150,6 @@ pub struct Node {
 }
 
 impl Node {
-    /// Opens a single-node cluster without a peer port, and waits until it serves.
-    ///
-    /// # Errors
-    /// [`Error::Unusable`] if the data directory is not this node's, and the errors of its logs.
-    pub async fn open(settings: NodeSettings) -> Result<Arc<Self>> {
-        let handler = BootstrapHandler::new(&settings, &BTreeMap::new());
-        let hub_settings = HubSettings {
-            node_id: settings.node_id,
-            peers: BTreeMap::new(),
-            versions: ProtocolVersions::OWN,
-            timing: ElectionTiming::new(settings.election_timeout),
-        };
-        let hub = Hub::new(hub_settings, handler.clone());
-        handler.attach_hub(&hub);
-        let node = Self::open_with(settings, handler, hub, None).await?;
-        node.settle().await?;
-        Ok(node)
-    }
-
-    /// Opens a node with a peer port, `network`, which is usually a TCP listener. If `peers` has an
-    /// address for the node itself, the node announces it to other nodes. Waits until the cluster
-    /// is formed or this node has joined it, but not until it has a leader.
-    ///
-    /// # Errors
-    /// As [`Self::open`].
-    pub async fn open_among(
-        settings: NodeSettings,
-        mut peers: BTreeMap<u64, String>,
-        network: impl Into<Network>,
-    ) -> Result<Arc<Self>> {
-        let network = network.into();
-        let own = peers.remove(&settings.node_id);
-        let bound = network.local_addr().filter(|addr| !addr.ip().is_unspecified());
-        let peer_addr = own.or(bound.map(|addr| addr.to_string())).unwrap_or_default();
-        let handler = BootstrapHandler::new(&settings, &peers);
-        let hub_settings = HubSettings {
-            node_id: settings.node_id,
-            peers: peers.clone(),
-            versions: network.versions(),
-            timing: ElectionTiming::new(settings.election_timeout),
-        };
-        let hub = Hub::over(network.dialer(), hub_settings, handler.clone());
-        handler.attach_hub(&hub);
-        let stop = CancellationToken::new();
-        let serving = tokio::spawn(network.serve(hub.clone(), stop.clone()));
-        let guard = stop.clone().drop_guard();
-        let node = Self::open_with(settings, handler, hub, Some((peers, peer_addr))).await?;
-        if node.is_single_node() {
-            node.settle().await?;
-        }
-        let failed = node.failed.clone();
-        guard.disarm();
-        // Ignored: a node is opened once.
-        let stopped = CancellationToken::new();
-        let _ = node.peer_port.set(PeerPort { stop: stop.clone(), stopped: stopped.clone() });
-        tokio::spawn(async move {
-            let _stopped = stopped.drop_guard();
-            let why = match serving.await {
-                Ok(Ok(())) if stop.is_cancelled() => return,
-                Ok(Ok(())) => "it ended".to_owned(),
-                Ok(Err(error)) => error.to_string(),
-                Err(error) => error.to_string(),
-            };
-            failed.send_replace(Some(format!("the peer port failed: {why}")));
-        });
-        Ok(node)
-    }
-
-    /// Boxed, so that only this crate compiles the future.
-    fn open_with(
-        settings: NodeSettings,
-        handler: Arc<BootstrapHandler>,
-        hub: Arc<Hub>,
-        among: Option<(BTreeMap<u64, String>, String)>,
-    ) -> BoxFuture<'static, Result<Arc<Self>>> {
-        Self::open_unboxed(settings, handler, hub, among).boxed()
-    }
-
-    async fn open_unboxed(
-        settings: NodeSettings,
-        handler: Arc<BootstrapHandler>,
-        hub: Arc<Hub>,
-        // Addresses of the peers and of this node; `None` for a node without a peer port.
-        among: Option<(BTreeMap<u64, String>, String)>,
-    ) -> Result<Arc<Self>> {
-        let clock = AgreedClock::new(settings.clock.clone());
-        let settings = NodeSettings { clock: clock.clone(), ..settings };
-        let listens = among.is_some();
-        let (mut seeds, peer_addr) = among.unwrap_or_default();
-        let random = Random::new(settings.seed);
-        let (failed, _) = watch::channel(None);
-        let logs = NodeLogs { settings: &settings, failed: failed.clone() };
-        let draining = CancellationToken::new();
-        let mut formed = formation::form(&logs, &handler, &hub, &random, listens).await?;
-        hub.set_identity(formed.identity.cluster, formed.identity.generation);
-        for (node, address) in std::mem::take(&mut formed.peer_addrs) {
-            seeds.entry(node).or_insert(address);
-        }
-        hub.set_peers(&seeds);
-        let existing = existing_shards(&logs, &formed).await?;
-        let startup_peers =
-            StartupPeers { is_single_node: handler.is_single_node(), listens, seeds };
-        let cluster =
-            open_cluster(&logs, &mut formed, &hub, startup_peers, existing.len() as u64).await?;
-        if let Some(what) = cluster.protocol_mismatch() {
-            // Releases the data directory, so that a fitting release can open it at once.
-            cluster.replica().close().await;
-            return Err(logs.unusable(0, &what));
-        }
-        hub.set_protocol(cluster.protocol());
-        let (metrics, codecs) = (Arc::new(Metrics::default()), CleanerCodecs::default());
-        let context = ShardContext {
-            members: handler.replica_ids(),
-            hub: &hub,
-            directory: directory(&cluster),
-            draining: &draining,
-            metrics: &metrics,
-            codecs: &codecs,
-        };
-        let (slots, unreplayed) = (ShardSlots::default(), UnreplayedLogs::default());
-        let has_other_replicas = cluster.data_has_other_replicas().await;
-        let may_be_single = has_other_replicas != Some(true);
-        let named = cluster.machine().read(|state| state.shards().clone());
-        for shard_id in existing.union(&named).copied() {
-            let log = formed.take(shard_id);
-            let identity = LogIdentity { shard_id, ..formed.identity.clone() };
-            let opened = open_or_rebuild(&logs, log, identity, &context, may_be_single).await;
-            let opened = match opened {
-                Err(OpenFailure::Replay(log)) if has_other_replicas != Some(false) => {
-                    // Repaired once the node runs: `repair` reopens stopped shards.
-                    let what = log.damage(&logs).to_string();
-                    unreplayed.hold(&hub, log);
-                    tracing::error!(shard_id, %what, "replay of a log met damage");
-                    slots.set(shard_id, ShardSlot::Stopped(what));
-                    continue;
-                }
-                Err(failure) => Err(failure.into_error(&hub, &logs).await),
-                Ok(shard) => Ok(shard),
-            };
-            let slot = match opened {
-                Ok(shard) => {
-                    cluster.set_shard(shard_id, Some(shard.clone()));
-                    ShardSlot::Open(shard)
-                }
-                Err(Error::CorruptLog { what })
-                    if !formed.is_new && has_other_replicas.is_none() =>
-                {
-                    tracing::error!(shard_id, %what, "cannot open the shard yet");
-                    ShardSlot::Stopped(what)
-                }
-                Err(Error::CorruptLog { what }) if !formed.is_new => {
-                    tracing::error!(shard_id, %what, "cannot serve the shard: its log is damaged");
-                    ShardSlot::Damaged(what)
-                }
-                Err(Error::DiskFull { what } | Error::Exhausted { what }) if !formed.is_new => {
-                    tracing::error!(shard_id, %what, "cannot open the shard yet");
-                    ShardSlot::Stopped(what)
-                }
-                Err(error) => return Err(error),
-            };
-            slots.set(shard_id, slot);
-        }
-        let direct_io = slots.open().iter().any(|shard| shard.status().wal.direct_io);
-        let sync_probe = logs::probe(&logs).await?;
-        let node = Arc::new(Self {
-            cluster_id: format!("{:032x}", formed.identity.cluster),
-            cluster,
-            shards: slots,
-            unreplayed,
-            identity: formed.identity.clone(),
-            handler: handler.clone(),
-            reopening: tokio::sync::Mutex::default(),
-            repairs: Mutex::default(),
-            repaired: Mutex::default(),
-            restarts: Mutex::default(),
-            endpoint: OnceLock::new(),
-            peer_addr,
-            removed: OnceLock::new(),
-            tls: OnceLock::new(),
-            hub,
-            peer_port: OnceLock::new(),
-            routes: watch::Sender::new(0),
-            random,
-            draining,
-            failed,
-            sync_probe,
-            direct_io,
-            metrics,
-            codecs,
-            audit: AuditLog::default(),
-            token_refresh: TokenRefresh::default(),
-            quota_meters: QuotaMeters::default(),
-            clock,
-            settings,
-        });
-        handler.attach_node(&node);
-        background::start(&node);
-        member_tasks::start(&node);
-        repair::start(&node);
-        scrub::start(&node);
-        tokio::spawn(clock_watch::run(Arc::downgrade(&node)));
-        if formed.is_initiator && node.cluster.replica().repair_of().is_none() {
-            tokio::spawn(formation::lead_formation(
-                Arc::downgrade(&node),
-                handler,
-                formed.identity,
-            ));
-        }
-        Ok(node)
-    }
-
-    /// Waits until a single node serves all of its shards and topics.
-    async fn settle(&self) -> Result<()> {
-        self.cluster.bootstrap(&self.bootstrap()).await?;
-        for shard in self.shards() {
-            shard.ready().await?;
-        }
-        match self.cluster.propagate_all().await {
-            // The partitions of a damaged shard cannot be brought up to date.
-            Err(Error::CorruptLog { what }) => {
-                tracing::warn!(%what, "cannot serve all topics");
-                Ok(())
-            }
-            // A shard that waits for disk space gets them when it is opened.
-            Err(error) if !self.shards.closed().is_empty() => {
-                tracing::warn!(%error, "cannot serve all topics yet");
-                Ok(())
-            }
-            other => other,
-        }
-    }
-
-    /// Returns the initial contents of a new cluster.
-    fn bootstrap(&self) -> Bootstrap {
-        let topic = |(name, partition_count): &(String, u32)| TopicSpec {
-            name: name.clone(),
-            partition_count: *partition_count,
-            replication_factor: 0,
-            settings: self.settings.topic_settings,
-        };
-        Bootstrap {
-            shard_count: self.shards.len() as u64,
-            topics: self.settings.topics.iter().map(topic).collect(),
-        }
-    }
-
     /// Announces the address at which clients reach this node. In a cluster of several nodes it is
     /// registered in the background, as soon as there is a leader.
     ///

@@ -10,7 +10,10 @@ use tokio_util::sync::CancellationToken;
 use super::NodeStorage;
 use super::formation::Formation;
 use super::logs::{LogIdentity, NodeLogs, OpenLog};
-use super::unreplayed::{OpenFailure, Shard0Opening, UnreplayedLog, open_shard0_repaired};
+use super::shard_slots::{ShardSlot, ShardSlots};
+use super::unreplayed::{
+    OpenFailure, Shard0Opening, UnreplayedLog, UnreplayedLogs, open_shard0_repaired,
+};
 use crate::cluster::{Bootstrap, Cluster, ClusterMachine, FIRST_GENERATION};
 use crate::error::{Error, Result};
 use crate::memory;
@@ -112,6 +115,59 @@ pub(super) async fn existing_shards(
     logs.data_shards().await
 }
 
+/// Opens the data shards that have a log here or that the cluster's state names. Logs whose replay
+/// met damage are held, and repaired once the node runs.
+pub(super) async fn open_data_shards(
+    logs: &NodeLogs<'_>,
+    formed: &mut Formation,
+    cluster: &Cluster,
+    existing: &BTreeSet<u64>,
+    context: &ShardContext<'_>,
+) -> Result<(ShardSlots, UnreplayedLogs)> {
+    let (slots, unreplayed) = (ShardSlots::default(), UnreplayedLogs::default());
+    let has_other_replicas = cluster.data_has_other_replicas().await;
+    let may_be_single = has_other_replicas != Some(true);
+    let named = cluster.machine().read(|state| state.shards().clone());
+    for shard_id in existing.union(&named).copied() {
+        let log = formed.take(shard_id);
+        let identity = LogIdentity { shard_id, ..formed.identity.clone() };
+        let opened = open_or_rebuild(logs, log, identity, context, may_be_single).await;
+        let opened = match opened {
+            Err(OpenFailure::Replay(log)) if has_other_replicas != Some(false) => {
+                // Repaired once the node runs: `repair` reopens stopped shards.
+                let what = log.damage(logs).to_string();
+                unreplayed.hold(context.hub, log);
+                tracing::error!(shard_id, %what, "replay of a log met damage");
+                slots.set(shard_id, ShardSlot::Stopped(what));
+                continue;
+            }
+            Err(failure) => Err(failure.into_error(context.hub, logs).await),
+            Ok(shard) => Ok(shard),
+        };
+        let slot = match opened {
+            Ok(shard) => {
+                cluster.set_shard(shard_id, Some(shard.clone()));
+                ShardSlot::Open(shard)
+            }
+            Err(Error::CorruptLog { what }) if !formed.is_new && has_other_replicas.is_none() => {
+                tracing::error!(shard_id, %what, "cannot open the shard yet");
+                ShardSlot::Stopped(what)
+            }
+            Err(Error::CorruptLog { what }) if !formed.is_new => {
+                tracing::error!(shard_id, %what, "cannot serve the shard: its log is damaged");
+                ShardSlot::Damaged(what)
+            }
+            Err(Error::DiskFull { what } | Error::Exhausted { what }) if !formed.is_new => {
+                tracing::error!(shard_id, %what, "cannot open the shard yet");
+                ShardSlot::Stopped(what)
+            }
+            Err(error) => return Err(error),
+        };
+        slots.set(shard_id, slot);
+    }
+    Ok((slots, unreplayed))
+}
+
 /// Opens a data shard. If its log does not open and other nodes have replicas, the log is
 /// quarantined and a new one is opened, which the other nodes fill.
 pub(super) async fn open_or_rebuild(
@@ -143,8 +199,7 @@ async fn open_existing(logs: &NodeLogs<'_>, identity: LogIdentity) -> Result<Ope
     let LogIdentity { shard_id, cluster, .. } = identity;
     if !logs.exists(shard_id).await? {
         let what = "its log is missing, and with it its vote; restore the directory, or replace \
-                    the \
-                    node with: helix cluster replace-node";
+                    the node with: helix cluster replace-node";
         return Err(logs.damaged(shard_id, what));
     }
     let log = logs.open(identity).await?;

@@ -473,7 +473,8 @@ mod tests {
     use helix_wal::{Payload, Placement, StoredEntry};
 
     use super::*;
-    use crate::log::{BatchHead, Condition, KeptOffsets};
+    use crate::log::testing::batch_head;
+    use crate::log::{BatchHead, KeptOffsets};
 
     /// Returns entries with these first offsets and record counts.
     fn stored(places: &[(u64, u32)]) -> Vec<StoredEntry> {
@@ -517,18 +518,7 @@ mod tests {
     #[test]
     fn kept_offsets_count_as_bytes_of_a_read() {
         let kept = KeptOffsets::new(1_000, (0..500).map(|number| 2 * number).collect());
-        let head = BatchHead {
-            partition: PartitionId(7),
-            record_count: 500,
-            version: 1,
-            compression: 0,
-            payload_bytes: 0,
-            uncompressed_bytes: 0,
-            proposed_us: 0,
-            producer: None,
-            condition: Condition::default(),
-            kept: kept.map(Box::new),
-        };
+        let head = BatchHead { kept: kept.map(Box::new), ..batch_head(7, 500) };
         let head = raft::encode_head(&Head::Batch(head));
         let decoded = |bytes_max| {
             let mut stored = stored(&[(0, 1_000), (1_000, 1_000), (2_000, 1_000)]);

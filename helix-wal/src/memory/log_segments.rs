@@ -120,13 +120,7 @@ impl Log {
         if let Some((first, _)) = trailer.entries {
             self.sealed_by_index.insert(first, id);
         }
-        for share in directory {
-            self.streams
-                .entry(share.stream)
-                .or_default()
-                .rows
-                .push_back(StreamShare::sealed(id, share));
-        }
+        self.restore_rows(id, directory);
     }
 
     /// Adds a cold segment that the state file lists.
@@ -140,12 +134,14 @@ impl Log {
     ) {
         let id = segment.id;
         self.cold.insert(id, LiveSegment::cold(segment, trailer, directory));
+        self.restore_rows(id, directory);
+    }
+
+    /// Adds the shares of a segment to the ends of their streams.
+    fn restore_rows(&mut self, id: u64, directory: &[DirectoryRow]) {
         for share in directory {
-            self.streams
-                .entry(share.stream)
-                .or_default()
-                .rows
-                .push_back(StreamShare::sealed(id, share));
+            let rows = &mut self.streams.entry(share.stream).or_default().rows;
+            rows.push_back(StreamShare::sealed(id, share));
         }
     }
 

@@ -1,7 +1,7 @@
 //! Helpers of all tests: seeded random numbers, entries, and a log whose threads are stepped
 //! manually. Expectations are in `truth`.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -114,6 +114,25 @@ pub fn same_entry(a: &Entry, b: &Entry) -> bool {
         && a.payload.bytes == b.payload.bytes
         && a.payload.crc == b.payload.crc
         && a.payload.crc_seed == b.payload.crc_seed
+}
+
+/// Results of appended entries, in the order of the callbacks.
+pub type AppendResults = Arc<Mutex<Vec<Result<(), Error>>>>;
+
+/// Appends the next entry of stream 1; its result is added to `results`.
+pub fn append(wal: &Wal, results: &AppendResults, payload: usize) -> Entry {
+    let state = wal.state();
+    let id = LogId { term: 1, index: state.last.map_or(0, |last| last.index + 1) };
+    let entry = entry(id, 1, 10, payload);
+    let results = Arc::clone(results);
+    let done = Box::new(move |result| results.lock().unwrap().push(result));
+    wal.append(vec![entry.clone()], done);
+    entry
+}
+
+/// Takes the results since the last call.
+pub fn take(results: &AppendResults) -> Vec<Result<(), Error>> {
+    std::mem::take(&mut results.lock().unwrap())
 }
 
 /// A log whose writer, keeper and clock are stepped by the test.

@@ -3,31 +3,17 @@
 
 use std::io::ErrorKind;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, mpsc};
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use bytes::Bytes;
 use helix_wal::storage::{Crash, Fault, FaultyStorage, Operation, SimulatedDisk};
-use helix_wal::{Entry, Error, LogId, NextStep, Options, ReadMode, Wal};
+use helix_wal::{Error, LogId, NextStep, Options, ReadMode, Wal};
 
-use crate::common::{ManualWal, PrintOnPanic, entry, seed, small_options};
+use crate::common::{
+    AppendResults, ManualWal, PrintOnPanic, append, entry, seed, small_options, take,
+};
 use crate::model::ModelDriver;
-
-type Results = Arc<Mutex<Vec<Result<(), Error>>>>;
-
-fn append(wal: &Wal, results: &Results, payload: usize) -> Entry {
-    let state = wal.state();
-    let id = LogId { term: 1, index: state.last.map_or(0, |last| last.index + 1) };
-    let entry = entry(id, 1, 10, payload);
-    let results = Arc::clone(results);
-    let done = Box::new(move |result| results.lock().unwrap().push(result));
-    wal.append(vec![entry.clone()], done);
-    entry
-}
-
-fn take(results: &Results) -> Vec<Result<(), Error>> {
-    std::mem::take(&mut results.lock().unwrap())
-}
 
 fn open(disk: &SimulatedDisk, options: Options) -> ManualWal {
     ManualWal::open(Arc::new(disk.clone()), options).unwrap()
@@ -42,7 +28,7 @@ fn failed_write_or_sync_poisons_permanently() {
             let disk = SimulatedDisk::new(seed);
             let mut manual = open(&disk, small_options());
             manual.settle();
-            let results = Results::default();
+            let results = AppendResults::default();
             let before = append(&manual.wal, &results, 100);
             manual.settle();
             assert!(matches!(take(&results)[..], [Ok(())]));
@@ -152,7 +138,7 @@ fn failed_directory_sync_stops_acknowledgements() {
         let options = Options { ready_segments, ..small_options() };
         let mut manual = open(&disk, options.clone());
         manual.idle();
-        let results = Results::default();
+        let results = AppendResults::default();
         disk.fail(Fault::next(Operation::SyncDir).lasting());
         let mut acknowledged = Vec::new();
         for _ in 0..10 {
@@ -183,7 +169,7 @@ fn full_disk_rejects_appends_serves_reads_and_resumes() {
         let options = Options { ready_segments, ..small_options() };
         let mut manual = open(&disk, options.clone());
         manual.idle();
-        let results = Results::default();
+        let results = AppendResults::default();
         disk.set_free_bytes(Some(0));
         let mut accepted = Vec::new();
         let refused = loop {
@@ -247,7 +233,7 @@ fn request_for_disk_space_does_not_wake_the_writer() {
     manual.wal.set_wakers(count(&writer_wakes), count(&keeper_wakes));
     manual.idle();
     disk.set_free_bytes(Some(0));
-    let results = Results::default();
+    let results = AppendResults::default();
     let mut votes = 0;
     let wait = loop {
         let sent = Arc::clone(&results);
@@ -286,7 +272,7 @@ fn writable_after_full_disk_wakes_the_keeper() {
     manual.wal.set_wakers(Box::new(|| ()), Box::new(waker));
     manual.idle();
     disk.set_free_bytes(Some(0));
-    let results = Results::default();
+    let results = AppendResults::default();
     for appends in 0.. {
         if manual.wal.writable().is_err() {
             break;
@@ -313,7 +299,7 @@ fn storage_full_error_counts_as_full_disk() {
     let mut manual = open(&disk, options);
     manual.idle();
     disk.fail(Fault::next(Operation::Create).lasting().error(ErrorKind::StorageFull));
-    let results = Results::default();
+    let results = AppendResults::default();
     let mut refused = None;
     for _ in 0..20 {
         append(&manual.wal, &results, 3000);
@@ -336,7 +322,7 @@ fn storage_full_error_counts_as_full_disk() {
 fn dropped_writer_fails_all_callers() {
     let disk = SimulatedDisk::new(4);
     let manual = open(&disk, small_options());
-    let results = Results::default();
+    let results = AppendResults::default();
     append(&manual.wal, &results, 10);
     append(&manual.wal, &results, 10);
     let ManualWal { wal, writer, keeper, .. } = manual;
@@ -355,7 +341,7 @@ fn dropped_writer_fails_all_callers() {
 fn panicking_writer_fails_all_callers() {
     let disk = SimulatedDisk::new(4);
     let manual = open(&disk, small_options());
-    let results = Results::default();
+    let results = AppendResults::default();
     append(&manual.wal, &results, 10);
     let id = LogId { term: 1, index: 1 };
     manual.wal.append(vec![entry(id, 1, 0, 10)], Box::new(|_| panic!("on purpose")));
@@ -375,7 +361,7 @@ fn panicking_writer_fails_all_callers() {
 fn rejects_only_the_entry_larger_than_a_segment() {
     let disk = SimulatedDisk::new(4);
     let mut manual = open(&disk, small_options());
-    let results = Results::default();
+    let results = AppendResults::default();
     append(&manual.wal, &results, 80 << 10);
     manual.settle();
     assert!(matches!(take(&results)[..], [Err(_)]));
@@ -389,7 +375,7 @@ fn read_errors_do_not_poison_the_log() {
     let disk = SimulatedDisk::new(9);
     let options = Options { tail_bytes: 0, ..small_options() };
     let mut manual = open(&disk, options);
-    let results = Results::default();
+    let results = AppendResults::default();
     let entry = append(&manual.wal, &results, 3000);
     manual.idle();
     disk.fail(Fault::next(Operation::Read));
@@ -453,7 +439,7 @@ fn failed_open_changes_nothing() {
 fn unsynced_for_is_age_of_oldest_request() {
     let disk = SimulatedDisk::new(1);
     let mut manual = open(&disk, small_options());
-    let results = Results::default();
+    let results = AppendResults::default();
     assert_eq!(manual.wal.unsynced_for(), None);
     append(&manual.wal, &results, 10);
     assert_eq!(manual.wal.unsynced_for(), Some(Duration::ZERO));
@@ -552,7 +538,7 @@ fn append_rejected_by_full_disk_leaves_no_entries() {
         let mut manual = open(&disk, options.clone());
         manual.idle();
         disk.set_free_bytes(Some(0));
-        let results = Results::default();
+        let results = AppendResults::default();
         for _ in 0..before {
             append(&manual.wal, &results, 3000);
             manual.idle();

@@ -14,23 +14,9 @@ use helix_wal::{
 };
 use rustix::io::Errno;
 
-use crate::common::{ManualWal, PrintOnPanic, entry, same_entry, small_options};
-
-type Results = Arc<Mutex<Vec<Result<(), Error>>>>;
-
-fn append(wal: &Wal, results: &Results, payload: usize) -> Entry {
-    let state = wal.state();
-    let id = LogId { term: 1, index: state.last.map_or(0, |last| last.index + 1) };
-    let entry = entry(id, 1, 10, payload);
-    let results = Arc::clone(results);
-    let done = Box::new(move |result| results.lock().unwrap().push(result));
-    wal.append(vec![entry.clone()], done);
-    entry
-}
-
-fn take(results: &Results) -> Vec<Result<(), Error>> {
-    std::mem::take(&mut results.lock().unwrap())
-}
+use crate::common::{
+    AppendResults, ManualWal, PrintOnPanic, append, same_entry, small_options, take,
+};
 
 fn open(disk: &SimulatedDisk, options: &Options) -> ManualWal {
     ManualWal::open(Arc::new(disk.clone()), options.clone()).unwrap()
@@ -66,7 +52,7 @@ fn group_without_space_waits_and_is_written_unchanged() {
         let disk = SimulatedDisk::new(seed as u64);
         let mut manual = open(&disk, &small_options());
         manual.idle();
-        let results = Results::default();
+        let results = AppendResults::default();
         let mut entries = vec![append(&manual.wal, &results, 3000)];
         manual.idle();
         assert!(matches!(take(&results)[..], [Ok(())]));
@@ -112,7 +98,7 @@ fn waiting_group_does_not_delay_a_close() {
     let disk = SimulatedDisk::new(1);
     let mut manual = open(&disk, &small_options());
     manual.idle();
-    let results = Results::default();
+    let results = AppendResults::default();
     disk.fail(Fault::next(Operation::Write).lasting().error(ErrorKind::StorageFull));
     append(&manual.wal, &results, 3000);
     manual.idle();
@@ -125,7 +111,7 @@ fn waiting_group_does_not_delay_a_close() {
 /// Runs appends, rolls, seals, checkpoints, trims and compactions. Returns the acknowledged
 /// entries; refused ones are appended again.
 fn work(manual: &mut ManualWal, rounds: u64) -> Vec<Entry> {
-    let results = Results::default();
+    let results = AppendResults::default();
     let mut acknowledged = Vec::new();
     for _ in 0..rounds {
         let mut appended = Vec::new();
@@ -256,7 +242,7 @@ fn power_loss_after_a_directory_sync_without_space_loses_nothing() {
 fn full_log(disk: &SimulatedDisk) -> (ManualWal, Vec<Entry>) {
     let mut manual = open(disk, &small_options());
     manual.idle();
-    let results = Results::default();
+    let results = AppendResults::default();
     let mut entries = Vec::new();
     disk.set_free_bytes(Some(0));
     loop {
@@ -301,7 +287,7 @@ fn full_disk_allows_any_number_of_restarts() {
         manual.idle();
     }
     manual.wal.writable().unwrap();
-    let results = Results::default();
+    let results = AppendResults::default();
     append(&manual.wal, &results, 3000);
     manual.idle();
     assert!(matches!(take(&results)[..], [Ok(())]));
@@ -342,7 +328,7 @@ fn repeated_opens_do_not_fill_the_disk() {
     let disk = SimulatedDisk::new(3);
     let mut manual = open(&disk, &small_options());
     manual.idle();
-    let results = Results::default();
+    let results = AppendResults::default();
     let entries: Vec<Entry> = (0..3).map(|_| append(&manual.wal, &results, 3000)).collect();
     manual.idle();
     drop(manual);
@@ -403,7 +389,7 @@ fn seal_without_space_does_not_stop_freeing() {
     let options = Options { compaction_bytes_per_second: 0, ..small_options() };
     let mut manual = open(&disk, &options);
     manual.idle();
-    let results = Results::default();
+    let results = AppendResults::default();
     let segments = || disk.files().iter().filter(|name| name.ends_with(".seg")).count();
     let roll = |manual: &mut ManualWal, upto: usize| {
         while segments() < upto {
@@ -448,7 +434,7 @@ fn exceeded_quota_refuses_appends_until_it_is_raised() {
     let mut manual = open(&disk, &small_options());
     manual.idle();
     disk.fail(Fault::next(Operation::Create).lasting().error(ErrorKind::QuotaExceeded));
-    let results = Results::default();
+    let results = AppendResults::default();
     let mut accepted = 0;
     while manual.wal.writable().is_ok() {
         append(&manual.wal, &results, 3000);
@@ -473,7 +459,7 @@ fn exceeded_quota_refuses_appends_until_it_is_raised() {
 fn sealed_log(disk: &SimulatedDisk) -> (ManualWal, Vec<Entry>) {
     let options = Options { tail_bytes: 0, files: FileCache::new(1), ..small_options() };
     let mut manual = open(disk, &options);
-    let results = Results::default();
+    let results = AppendResults::default();
     let mut entries = Vec::new();
     for index in 0..40 {
         entries.push(append(&manual.wal, &results, 5000));
@@ -690,7 +676,7 @@ fn nothing_is_logged_under_a_lock() {
         disk.set_free_bytes(None);
         work(&mut manual, 4);
         disk.fail(Fault::next(Operation::Sync));
-        append(&manual.wal, &Results::default(), 10);
+        append(&manual.wal, &AppendResults::default(), 10);
         manual.settle();
         assert!(matches!(manual.wal.writable(), Err(Error::Poisoned { .. })));
         wal.lock().unwrap().take();

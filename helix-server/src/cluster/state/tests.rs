@@ -4,10 +4,10 @@ use rand::RngExt;
 use rand::rngs::StdRng;
 
 use super::*;
-use crate::log::testing::seeded;
+use crate::log::testing::{batch_head, seeded};
 use crate::log::{
-    AccessOperation, AccessRule, BatchHead, Condition, CreateToken, PartitionId, PrincipalRules,
-    QuotaLimits, ResourceKind, ShardCommand, TokenRecord,
+    AccessOperation, AccessRule, CreateToken, PartitionId, PrincipalRules, QuotaLimits,
+    ResourceKind, ShardCommand, TokenRecord,
 };
 
 fn settings() -> PartitionSettings {
@@ -343,18 +343,7 @@ fn shard_0_rejects_batches_and_ignores_shard_commands() {
     let mut state = ClusterState::new(ClusterLimits::default());
     let before = state.clone();
     let partition = PartitionId(1);
-    let batch = Head::Batch(BatchHead {
-        partition,
-        record_count: 1,
-        version: 1,
-        compression: 0,
-        payload_bytes: 1,
-        uncompressed_bytes: 0,
-        proposed_us: 0,
-        producer: None,
-        condition: Condition::default(),
-        kept: None,
-    });
+    let batch = Head::Batch(batch_head(partition.0, 1));
     let refused = Verdict::Refused(Refusal::UnknownPartition { partition });
     assert_eq!(state.apply(1, &batch), refused);
     let drop = ShardCommand::DropTopic { cluster_version: 1, topic_id: 1 };

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use rand::RngExt;
 
-use super::super::testing::seeded;
+use super::super::testing::{batch_head, seeded};
 use super::super::{Condition, FencingToken, ProducerStamp, Watermarks};
 use super::*;
 
@@ -23,18 +23,7 @@ fn demanding(text: &str) -> Condition {
 }
 
 fn batch(record_count: u32, condition: Condition) -> BatchHead {
-    BatchHead {
-        partition: ID,
-        record_count,
-        version: 1,
-        compression: 1,
-        payload_bytes: 100,
-        uncompressed_bytes: 0,
-        proposed_us: 0,
-        producer: None,
-        condition,
-        kept: None,
-    }
+    BatchHead { condition, ..batch_head(ID.0, record_count) }
 }
 
 fn stamped(epoch: u32, first_sequence: u64, count: u32, condition: Condition) -> BatchHead {

@@ -3,7 +3,7 @@
 use rand::RngExt;
 use rand::rngs::StdRng;
 
-use super::super::testing::seeded;
+use super::super::testing::{batch_head, seeded};
 use super::super::{Condition, FencingToken, ProducerStamp, Watermarks};
 use super::*;
 
@@ -28,24 +28,9 @@ fn drop_topic(cluster_version: u64, topic_id: u64) -> Head {
     Head::Shard(ShardCommand::DropTopic { cluster_version, topic_id })
 }
 
-fn batch(partition: u64, record_count: u32) -> BatchHead {
-    BatchHead {
-        partition: PartitionId(partition),
-        record_count,
-        version: 1,
-        compression: 1,
-        payload_bytes: 100,
-        uncompressed_bytes: 0,
-        proposed_us: 0,
-        producer: None,
-        condition: Condition::default(),
-        kept: None,
-    }
-}
-
 fn stamped(partition: u64, record_count: u32, first_sequence: u64) -> BatchHead {
     let producer = Some(ProducerStamp { producer_id: 9, epoch: 0, first_sequence });
-    BatchHead { producer, ..batch(partition, record_count) }
+    BatchHead { producer, ..batch_head(partition, record_count) }
 }
 
 /// A shard and the index of its last entry.
@@ -82,7 +67,7 @@ fn offsets_are_dense_in_each_partition() {
         let next_offset = first_offset + u64::from(count);
         let watermarks = Watermarks { log_start: 0, high_watermark: next_offset };
         let expected = Verdict::Appended { first_offset, next_offset, time_us: 0, watermarks };
-        assert_eq!(shard.append(batch(partition, count)), expected);
+        assert_eq!(shard.append(batch_head(partition, count)), expected);
     }
 }
 
@@ -90,7 +75,7 @@ fn offsets_are_dense_in_each_partition() {
 fn append_times_never_decrease() {
     let mut shard = Shard::new();
     for (proposed_us, expected) in [(5, 5), (3, 5), (9, 9), (0, 9)] {
-        let verdict = shard.append(BatchHead { proposed_us, ..batch(1, 1) });
+        let verdict = shard.append(BatchHead { proposed_us, ..batch_head(1, 1) });
         assert!(matches!(verdict, Verdict::Appended { time_us, .. } if time_us == expected));
     }
 }
@@ -102,23 +87,26 @@ fn refused_batch_changes_nothing() {
     shard.state.partitions.get_mut(&PartitionId(2)).unwrap().next_offset = u64::MAX - 1;
     let before = shard.state.clone();
     let unknown = Refusal::UnknownPartition { partition: PartitionId(77) };
-    assert_eq!(shard.append(batch(77, 1)), Verdict::Refused(unknown));
-    assert_eq!(shard.append(batch(2, 2)), Verdict::Refused(Refusal::OffsetsExhausted));
+    assert_eq!(shard.append(batch_head(77, 1)), Verdict::Refused(unknown));
+    assert_eq!(shard.append(batch_head(2, 2)), Verdict::Refused(Refusal::OffsetsExhausted));
     assert_eq!(shard.append(stamped(2, 2, 0)), Verdict::Refused(Refusal::OffsetsExhausted));
     assert!(matches!(shard.append(stamped(1, 2, 5)), Verdict::Refused(_)));
     assert!(matches!(shard.append(stamped(1, 2, 0)), Verdict::Duplicate { .. }));
     assert_eq!(shard.state, before);
     assert!(shard.effects.is_empty());
-    assert!(matches!(shard.append(batch(2, 1)), Verdict::Appended { next_offset: u64::MAX, .. }));
+    assert!(matches!(
+        shard.append(batch_head(2, 1)),
+        Verdict::Appended { next_offset: u64::MAX, .. }
+    ));
 }
 
 #[test]
 fn duplicate_gets_its_original_offsets() {
     let mut shard = Shard::new();
-    shard.append(batch(1, 10));
+    shard.append(batch_head(1, 10));
     assert_eq!(shard.state.early_verdict(&stamped(1, 3, 0)), None);
     shard.append(stamped(1, 3, 0));
-    shard.append(batch(1, 10));
+    shard.append(batch_head(1, 10));
     let watermarks = Watermarks { log_start: 0, high_watermark: 23 };
     let expected = Verdict::Duplicate { first_offset: 10, next_offset: 13, watermarks };
     assert_eq!(shard.state.early_verdict(&stamped(1, 3, 0)), Some(expected.clone()));
@@ -134,7 +122,7 @@ fn refuses_forgotten_producers_also_after_a_checkpoint() {
     shard.apply(&create(1, 2, run(1, 2)));
     let by = |producer_id, epoch| {
         let producer = Some(ProducerStamp { producer_id, epoch, first_sequence: 0 });
-        BatchHead { producer, ..batch(1, 1) }
+        BatchHead { producer, ..batch_head(1, 1) }
     };
     for (producer_id, epoch) in [(5, 0), (6, 3), (7, 0)] {
         assert_eq!(shard.state.early_verdict(&by(producer_id, epoch)), None);
@@ -167,7 +155,7 @@ fn refuses_forgotten_producers_also_after_a_checkpoint() {
 fn repeated_create_adds_only_missing_partitions() {
     let mut shard = Shard::new();
     assert_eq!(shard.effects.created.len(), 4);
-    shard.append(batch(1, 3));
+    shard.append(batch_head(1, 3));
     let before = shard.state.clone();
     assert_eq!(shard.apply(&create(1, 1, run(1, 4))), Verdict::Changed);
     assert_eq!(shard.state, before);
@@ -193,7 +181,7 @@ fn dropped_topic_loses_its_producers_and_never_returns() {
     shard.apply(&drop_topic(5, 1));
     assert_eq!(shard.effects.dropped, [1, 2, 3, 4].map(PartitionId));
     assert!(shard.state.producers().is_empty());
-    assert!(matches!(shard.append(batch(1, 1)), Verdict::Refused(_)));
+    assert!(matches!(shard.append(batch_head(1, 1)), Verdict::Refused(_)));
     assert!([1, 2, 3, 4].into_iter().all(|id| shard.state.is_dropped(PartitionId(id))));
     assert!([0, 5].into_iter().all(|id| !shard.state.is_dropped(PartitionId(id))));
     let before = shard.state.clone();
@@ -240,7 +228,7 @@ fn later_settings_win() {
 #[test]
 fn trims_raise_the_log_start_up_to_the_high_watermark() {
     let mut shard = Shard::new();
-    shard.append(batch(1, 10));
+    shard.append(batch_head(1, 10));
     let trim = |start| Head::Shard(ShardCommand::Trim { starts: vec![(PartitionId(1), start)] });
     for (start, expected) in [(4, Some(4)), (3, None), (4, None), (99, Some(10)), (99, None)] {
         shard.apply(&trim(start));
@@ -254,7 +242,7 @@ fn trims_raise_the_log_start_up_to_the_high_watermark() {
 #[test]
 fn released_index_only_grows_and_never_exceeds_its_entry() {
     let mut shard = Shard::new();
-    shard.append(batch(1, 1));
+    shard.append(batch_head(1, 1));
     assert_eq!((shard.index, shard.state.released()), (2, 0));
     let release = |index| Head::Shard(ShardCommand::Release { index });
     // The entries have consecutive indices: the third has index 5.
@@ -437,7 +425,7 @@ fn random_head(rng: &mut StdRng, state: &ShardState) -> Head {
                 producer: rng.random_bool(0.7).then_some(stamp),
                 proposed_us: rng.random_range(0..1_000),
                 condition,
-                ..batch(id.0, rng.random_range(1..4))
+                ..batch_head(id.0, rng.random_range(1..4))
             })
         }
     }

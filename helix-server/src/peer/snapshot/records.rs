@@ -215,7 +215,8 @@ pub(super) mod tests {
     use helix_proto::batch;
 
     use super::*;
-    use crate::log::{BatchHead, Condition, PartitionId};
+    use crate::log::BatchHead;
+    use crate::log::testing::batch_head;
 
     /// Returns a batch of three records in partition 7.
     pub(crate) fn live_at(index: u64, first: u64) -> LiveEntry {
@@ -238,16 +239,11 @@ pub(super) mod tests {
 
     fn live_of(payload: Bytes) -> LiveEntry {
         let head = BatchHead {
-            partition: PartitionId(7),
-            record_count: 3,
             version: batch::BATCH_VERSION,
             compression: 0,
             payload_bytes: u32::try_from(payload.len()).unwrap_or(0),
-            uncompressed_bytes: 0,
             proposed_us: 5,
-            producer: None,
-            condition: Condition::default(),
-            kept: None,
+            ..batch_head(7, 3)
         };
         let head = [&[2], &Head::Batch(head).encode()[..]].concat().into();
         let payload = helix_wal::Payload {

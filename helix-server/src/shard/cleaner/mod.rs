@@ -17,7 +17,8 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use helix_wal::{CleanMark, CleanRequest, ReadMode, StoredEntry, Wal};
+use helix_proto::compaction::Codecs;
+use helix_wal::{CleanMark, CleanRequest, Placement, ReadMode, StoredEntry, Wal};
 use tokio::sync::oneshot;
 
 use super::Shard;
@@ -202,41 +203,19 @@ fn cleanable_end(wal: &Wal, due: &DueRound) -> Option<u64> {
     (has_records || has_tombstones).then_some(end)
 }
 
-/// Reads a partition's records into the map of a pass, at a bounded rate.
+/// Reads a partition's records into the map of a pass.
 async fn fill(
     shard: &Shard,
     due: &DueRound,
-    mut pass: CleanPass,
+    pass: CleanPass,
     end: u64,
 ) -> Result<CleanPass, PassError> {
-    let partition = due.partition.0;
-    let mut offset = due.clean();
-    let mut found = VecDeque::new();
-    while offset < end && !pass.is_full() {
-        let (wal, reads, codecs) = (shard.wal.clone(), shard.reads.clone(), shard.codecs.clone());
-        let work = move || {
-            let mut work = StepWork::default();
-            if found.is_empty() {
-                found = VecDeque::from(read(&wal, &reads, partition, offset, end)?);
-                if found.is_empty() {
-                    offset = end;
-                }
-            }
-            while let Some(StoredEntry { placement, head, payload, .. }) = found.pop_front() {
-                let stored = StoredBytes { head: &head, payload: &payload };
-                work.add(&stored);
-                offset = placement.first + u64::from(placement.count);
-                codecs.with(|codecs| pass.add(&placement, &stored, end, codecs))?;
-                if pass.is_full() || work.is_enough() {
-                    break;
-                }
-            }
-            Ok::<_, PassError>((pass, found, offset, work))
-        };
-        let work_done;
-        (pass, found, offset, work_done) = shard.reads.cold(work).await??;
-        pause_after(shard, work_done).await;
-    }
+    let range = due.clean()..end;
+    let filling = visit_batches(shard, due, pass, range, move |pass, placement, stored, codecs| {
+        pass.add(placement, stored, end, codecs)?;
+        Ok(pass.is_full())
+    });
+    let (mut pass, _) = filling.await?;
     if !pass.is_full() {
         pass.reach(end);
     }
@@ -250,53 +229,71 @@ async fn find_dirty(
     due: &DueRound,
     mut pass: CleanPass,
 ) -> Result<(CleanPass, Vec<Range<u64>>), PassError> {
-    let partition = due.partition.0;
-    let mut ranges: Vec<Range<u64>> = Vec::new();
+    let mut ranges = Vec::new();
     // Reads begin where the share before ends, and end where the pass does, not at the first record
     // of a share: a withheld segment may have records in between, and then nothing is clean.
     let mut next = due.log_start;
-    let ends = shard.wal.stream_rows(partition).into_iter().map(|row| row.next);
+    let ends = shard.wal.stream_rows(due.partition.0).into_iter().map(|row| row.next);
     for share_end in ends.chain([u64::MAX]) {
-        let mut offset = next;
-        next = next.max(share_end);
         let end = share_end.min(pass.upto());
-        let mut found = VecDeque::new();
-        while offset < end {
-            let (wal, reads) = (shard.wal.clone(), shard.reads.clone());
-            let codecs = shard.codecs.clone();
-            let work = move || {
-                let mut work = StepWork::default();
-                let mut changed = None;
-                if found.is_empty() {
-                    found = VecDeque::from(read(&wal, &reads, partition, offset, end)?);
-                    if found.is_empty() {
-                        offset = end;
-                    }
-                }
-                while let Some(StoredEntry { placement, head, payload, .. }) = found.pop_front() {
-                    let stored = StoredBytes { head: &head, payload: &payload };
-                    work.add(&stored);
-                    offset = placement.first + u64::from(placement.count);
-                    if codecs.with(|codecs| pass.changes(&placement, &stored, codecs))? {
-                        changed = Some(placement.first);
-                        break;
-                    }
-                    if work.is_enough() {
-                        break;
-                    }
-                }
-                Ok::<_, PassError>((pass, found, offset, changed, work))
-            };
-            let (changed, work_done);
-            (pass, found, offset, changed, work_done) = shard.reads.cold(work).await??;
-            pause_after(shard, work_done).await;
-            if let Some(first) = changed {
-                ranges.push(first..end);
-                break;
-            }
-        }
+        let searching =
+            visit_batches(shard, due, pass, next..end, |pass, placement, stored, codecs| {
+                pass.changes(placement, stored, codecs)
+            });
+        let changed;
+        (pass, changed) = searching.await?;
+        ranges.extend(changed.map(|first| first..end));
+        next = next.max(share_end);
     }
     Ok((pass, ranges))
+}
+
+/// Shows batches of a partition to `visit`, at a bounded rate, until it returns true. Returns the
+/// first offset of that batch.
+async fn visit_batches<F>(
+    shard: &Shard,
+    due: &DueRound,
+    mut pass: CleanPass,
+    range: Range<u64>,
+    visit: F,
+) -> Result<(CleanPass, Option<u64>), PassError>
+where
+    F: Fn(&mut CleanPass, &Placement, &StoredBytes<'_>, &mut Codecs) -> Result<bool, String>
+        + Copy
+        + Send
+        + 'static,
+{
+    let partition = due.partition.0;
+    let Range { start: mut offset, end } = range;
+    let (mut found, mut last) = (VecDeque::new(), None);
+    while offset < end && last.is_none() {
+        let (wal, reads, codecs) = (shard.wal.clone(), shard.reads.clone(), shard.codecs.clone());
+        let work = move || {
+            let mut work = StepWork::default();
+            if found.is_empty() {
+                found = VecDeque::from(read(&wal, &reads, partition, offset, end)?);
+                if found.is_empty() {
+                    offset = end;
+                }
+            }
+            while let Some(StoredEntry { placement, head, payload, .. }) = found.pop_front() {
+                let stored = StoredBytes { head: &head, payload: &payload };
+                work.add(&stored);
+                offset = placement.first + u64::from(placement.count);
+                if codecs.with(|codecs| visit(&mut pass, &placement, &stored, codecs))? {
+                    last = Some(placement.first);
+                }
+                if last.is_some() || work.is_enough() {
+                    break;
+                }
+            }
+            Ok::<_, PassError>((pass, found, offset, last, work))
+        };
+        let work_done;
+        (pass, found, offset, last, work_done) = shard.reads.cold(work).await??;
+        pause_after(shard, work_done).await;
+    }
+    Ok((pass, last))
 }
 
 /// Work on batches in one step.
