@@ -64,6 +64,10 @@ benchmarks:
 benchmarks-quick:
     bash scripts/benchmarks.sh --quick
 
+# Measure the goals of the append path; print a table (ten minutes; `--quick`: five).
+goals *args:
+    bash scripts/goals.sh {{args}}
+
 # Run a command with a slow disk, in MB/s and µs a sync: `just slow-disk 125 1000 helix-server ...`.
 slow-disk rate sync *command:
     bash scripts/slow-disk.sh {{rate}} {{sync}} {{command}}

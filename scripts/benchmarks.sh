@@ -117,11 +117,16 @@ check_quiet() {
         say "warning: the machine is busy, the figures will be too low"
 }
 
-# Writes the state of the machine, for the sections.
+# Writes the machine and its state, for the page.
 note_machine() {
-    local taken
+    local taken cpu gib disk
     taken=$(percent_taken "$ticks_before" "$(cpu_ticks)")
+    cpu=$(sed -n '/^model name/{s/^[^:]*: *//p;q}' /proc/cpuinfo)
+    gib=$(awk '$1 == "MemTotal:" { printf "%d", $2 / 1048576 }' /proc/meminfo)
+    disk=$(df --output=fstype,source "$results" | awk 'NR == 2 { print $1 " on " $2 }')
     {
+        echo "$(nproc) CPUs (${cpu:-of an unknown model}), $gib GiB of memory, Linux $(uname -r)," \
+            "$disk."
         [ "$used_before" -le "$busy_max" ] && [ "$used_between" -le "$((2 * busy_max))" ] &&
             [ "$taken" -le "$busy_max" ] || echo "**The machine was busy.**"
         echo "Other processes used $used_before % of the CPUs before the run, at most" \
@@ -443,7 +448,8 @@ measure_containers() {
 # --- Pages ---
 
 # Sections of docs/benchmarks.md, each from its own line to the next line "benchmarks: end".
-sections=(pubsub sequencer connections tls group compaction write write-sizes read e2e compose perf omb)
+sections=(machine pubsub sequencer connections tls group compaction write write-sizes read e2e
+    compose perf omb)
 
 # Fails unless the page has all sections: no run is to end without them.
 check_sections() {
@@ -462,7 +468,7 @@ check_sections() {
 # section NAME: replaces the section of the page with standard input.
 section() {
     local begin="<!-- benchmarks: $1 -->" text
-    text=$(cat "$results/machine.txt"; echo; cat)
+    text=$(cat)
     TEXT=$text awk -v begin="$begin" '
         $0 == begin { print; print ENVIRON["TEXT"]; skipping = 1 }
         $0 == "<!-- benchmarks: end -->" { skipping = 0 }
@@ -533,6 +539,7 @@ publish_all() {
     for file in "$results"/wal.json "$results"/ceiling-*.json; do
         [ ! -s "$file" ] || limits+=(--limit "$file")
     done
+    section machine < "$results/machine.txt"
     publish plots pubsub 'pubsub-*'
     publish plots sequencer 'sequencer-*' 'check-*'
     publish plots connections 'connections-*'

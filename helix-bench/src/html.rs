@@ -51,6 +51,9 @@ pub(crate) fn page(results: &[NamedResult], limits: &[Value]) -> Result<String> 
         "<!doctype html>\n<html lang=\"en\">\n<meta charset=\"utf-8\">\n\
          <title>Helix benchmarks</title>\n<style>{STYLE}</style>\n<h1>Helix benchmarks</h1>\n"
     );
+    let common = common_machine(results);
+    // Ignored: writing to a string does not fail.
+    let _ = writeln!(out, "<p>Machine: {}</p>", stated(&common));
     for table in table::tables_of_all(&values, limits)? {
         out += &table.html();
     }
@@ -65,19 +68,42 @@ pub(crate) fn page(results: &[NamedResult], limits: &[Value]) -> Result<String> 
     out += "<h2>Runs</h2>\n<ul>\n";
     for named in results {
         // Ignored: writing to a string does not fail.
-        let _ = writeln!(out, "<li>{}</li>", run(named));
+        let _ = writeln!(out, "<li>{}</li>", run(named, &common));
     }
     out += "</ul>\n";
     Ok(out)
 }
 
-fn run(named: &NamedResult) -> String {
-    let find = |places: &[&str]| {
-        let found = places.iter().find_map(|place| named.result.pointer(place));
-        found.cloned().unwrap_or(Value::Null)
+/// Describes a run, with what differs from the machine of the page.
+fn run(named: &NamedResult, common: &[String; 3]) -> String {
+    let run = format!(
+        "{}: <code>{}</code>; server {}, durability {}",
+        escaped(&named.name),
+        text(&named.result["command"]),
+        text(&find(&named.result, &VERSIONS)),
+        text(&find(&named.result, &DURABILITIES)),
+    );
+    let machine = machine(&named.result).into_iter().zip(common);
+    let differing = machine.filter(|(part, common)| part != *common).map(|(part, _)| part);
+    let parts: Vec<String> = std::iter::once(run).chain(differing).collect();
+    stated(&parts)
+}
+
+/// Returns the host of a run, the disk and its speed. An unknown part is empty.
+fn machine(result: &Value) -> [String; 3] {
+    let machine = &result["machine"];
+    let host = match machine {
+        Value::Null => String::new(),
+        machine => format!(
+            "{} cores of {}, {} {}, kernel {}",
+            text(&machine["cores"]),
+            text(&machine["cpu"]),
+            text(&machine["os"]),
+            text(&machine["arch"]),
+            text(&machine["kernel"]),
+        ),
     };
-    let machine = &named.result["machine"];
-    let disk = match find(&DISKS) {
+    let disk = match find(result, &DISKS) {
         Value::Null => machine["disk"].clone(),
         disk => disk,
     };
@@ -85,36 +111,53 @@ fn run(named: &NamedResult) -> String {
         Value::Null => &disk["device"],
         model => model,
     };
-    let text = |value: &Value| match value {
-        Value::String(text) => escaped(text),
-        Value::Null => "unknown".to_owned(),
-        other => other.to_string(),
+    let disk = match &disk {
+        Value::Null => String::new(),
+        disk => format!("{} on {}", text(&disk["file_system"]), text(model)),
     };
     let nodes_disk = &machine["nodes_disk"];
     let speed = match nodes_disk["sequential_write_mb_per_sec"].as_f64() {
         None => String::new(),
         Some(mb_per_sec) => format!(
-            "; the nodes' disk: sequential writes {} MB/s, sync p50 {} us, p99 {} us",
+            "the nodes' disk: sequential writes {} MB/s, sync p50 {} us, p99 {} us",
             grouped(mb_per_sec),
             text(&nodes_disk["sync_p50_us"]),
             text(&nodes_disk["sync_p99_us"])
         ),
     };
-    format!(
-        "{}: <code>{}</code>; server {}, durability {}; {} cores of {}, {} {}, kernel {}, {} on \
-         {}{speed}",
-        escaped(&named.name),
-        text(&named.result["command"]),
-        text(&find(&VERSIONS)),
-        text(&find(&DURABILITIES)),
-        text(&machine["cores"]),
-        text(&machine["cpu"]),
-        text(&machine["os"]),
-        text(&machine["arch"]),
-        text(&machine["kernel"]),
-        text(&disk["file_system"]),
-        text(model),
-    )
+    [host, disk, speed]
+}
+
+/// Returns the machine of a page: each part is that of the first result that knows it.
+///
+/// The runs of a page are mostly of one machine, so each run states only what differs.
+fn common_machine(results: &[NamedResult]) -> [String; 3] {
+    let machines: Vec<_> = results.iter().map(|named| machine(&named.result)).collect();
+    std::array::from_fn(|part| {
+        let mut known = machines.iter().map(|machine| &machine[part]);
+        known.find(|text| !text.is_empty()).cloned().unwrap_or_default()
+    })
+}
+
+/// Joins the parts that are not empty.
+fn stated(parts: &[String]) -> String {
+    let known: Vec<&str> =
+        parts.iter().map(String::as_str).filter(|part| !part.is_empty()).collect();
+    known.join("; ")
+}
+
+/// Returns the first value that a result has at one of the places.
+fn find(result: &Value, places: &[&str]) -> Value {
+    let found = places.iter().find_map(|place| result.pointer(place));
+    found.cloned().unwrap_or(Value::Null)
+}
+
+fn text(value: &Value) -> String {
+    match value {
+        Value::String(text) => escaped(text),
+        Value::Null => "unknown".to_owned(),
+        other => other.to_string(),
+    }
 }
 
 #[cfg(test)]
@@ -138,13 +181,29 @@ mod tests {
             },
         });
         let log = serde_json::json!({ "mode": "wal", "storage": "disk", "mb_per_sec": 512.0 });
-        let page = page(&[NamedResult { name: "one".to_owned(), result: run }], &[log]).unwrap();
+        let one = NamedResult { name: "one".to_owned(), result: run.clone() };
+        let page = page(&[one], &[log]).unwrap();
         assert!(page.contains("the log alone: 512 MB/s</p>"), "{page}");
         assert!(page.contains("<td>1 KiB x 100</td>"), "{page}");
         assert_eq!(page.matches("<svg ").count(), 2);
-        assert!(page.contains("<code>helix-bench write --clients 4 &gt; x</code>; server 0.1.0"));
-        assert!(page.contains("durability quorum-written; 2 cores of a CPU"));
-        assert!(page.contains("a CPU, linux x86_64, kernel 6.1, ext4 on a disk; the nodes' disk:"));
-        assert!(page.contains("sequential writes 500 MB/s, sync p50 70 us, p99 170 us</li>"));
+        assert!(page.contains(
+            "<p>Machine: 2 cores of a CPU, linux x86_64, kernel 6.1; ext4 on a disk; the nodes' \
+             disk: sequential writes 500 MB/s, sync p50 70 us, p99 170 us</p>"
+        ));
+        assert!(page.contains(
+            "<li>one: <code>helix-bench write --clients 4 &gt; x</code>; server 0.1.0, durability \
+             quorum-written</li>"
+        ));
+
+        // Most results lack the speed of the disk.
+        let mut result = run.clone();
+        result["machine"]["kernel"] = "6.2".into();
+        result["machine"]["nodes_disk"] = Value::Null;
+        let common = machine(&run);
+        let other = NamedResult { name: "other".to_owned(), result };
+        let line = super::run(&other, &common);
+        assert!(line.ends_with("quorum-written; 2 cores of a CPU, linux x86_64, kernel 6.2"));
+        let one = NamedResult { name: "one".to_owned(), result: run };
+        assert_eq!(common_machine(&[other, one])[2], common[2]);
     }
 }
