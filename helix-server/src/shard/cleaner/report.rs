@@ -4,10 +4,11 @@ use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::time::Duration;
 
+use helix_wal::CleanMark;
 use tokio::time::Instant;
 
 use super::super::Shard;
-use super::{DueRound, PassError, due_rounds};
+use super::{DueRound, PassError};
 use crate::limits::{CLEANER_STREAMS_MAX, CLEANUP_REPORT_MAX};
 use crate::log::{Partition, PartitionId};
 use crate::sync;
@@ -32,6 +33,8 @@ pub struct CleanerStats {
     pub read_bytes: u64,
     /// Partitions whose decided round is not done here.
     pub behind_partitions: u64,
+    /// Partitions that are served in part only: see [`Shard::blocked_partitions`].
+    pub blocked_partitions: u64,
     /// Partitions whose last attempts failed.
     pub uncleanable_partitions: u64,
     /// Bytes of compacted partitions in this log.
@@ -184,6 +187,11 @@ impl CleanerReport {
     }
 }
 
+/// Returns whether a replica with this mark may not serve all of a partition.
+fn is_blocked(partition: &Partition, mark: CleanMark) -> bool {
+    mark.upto.max(partition.log_start) < partition.cleanup.cleaned
+}
+
 impl Shard {
     /// Returns the last applied entry, and the partitions whose last round up to it is not done
     /// here, with the offsets below which they are clean. 0 and none if the shard has no rounds, or
@@ -218,12 +226,10 @@ impl Shard {
     /// have forgotten tombstones whose older records it still has.
     pub fn blocked_partitions(&self) -> u64 {
         let marks = self.wal.clean_marks();
+        let mark = |it: &Partition| marks.get(&it.id.0).copied().unwrap_or_default();
         self.machine.read_state(|state| {
-            let is_blocked = |it: &&Partition| {
-                let upto = marks.get(&it.id.0).map_or(0, |mark| mark.upto);
-                upto.max(it.log_start) < it.cleanup.cleaned
-            };
-            state.partitions_with_rounds().filter(is_blocked).count() as u64
+            let blocked = state.partitions_with_rounds().filter(|it| is_blocked(it, mark(it)));
+            blocked.count() as u64
         })
     }
 
@@ -270,8 +276,16 @@ impl Shard {
     }
 
     pub fn cleaner_stats(&self) -> CleanerStats {
-        let behind = due_rounds(self).len() as u64;
-        let (table_bytes, dirty_bytes, lag) = self.dirty();
+        let marks = self.wal.clean_marks();
+        let is_on_disk = !self.wal.is_memory();
+        let (behind_partitions, blocked_partitions) = self.machine.read_state(|state| {
+            state.partitions_with_rounds().fold((0, 0), |(behind, blocked), it| {
+                let mark = marks.get(&it.id.0).copied().unwrap_or_default();
+                let is_behind = is_on_disk && DueRound::of(it, mark).is_some();
+                (behind + u64::from(is_behind), blocked + u64::from(is_blocked(it, mark)))
+            })
+        });
+        let (table_bytes, dirty_bytes, lag) = self.dirty(&marks);
         let inner = sync::lock(&self.cleaner.inner);
         CleanerStats {
             table_bytes,
@@ -279,14 +293,15 @@ impl Shard {
             lag,
             passes: inner.passes,
             read_bytes: inner.read_bytes,
-            behind_partitions: behind,
+            behind_partitions,
+            blocked_partitions,
             uncleanable_partitions: inner.uncleanable().count() as u64,
         }
     }
 
     /// Returns the bytes of compacted partitions, those that are not compacted here, and the lag,
     /// of as many partitions as one pass takes.
-    fn dirty(&self) -> (u64, u64, Duration) {
+    fn dirty(&self, marks: &BTreeMap<u64, CleanMark>) -> (u64, u64, Duration) {
         let of = |it: &Partition| (it.id, it.log_start, it.cleanup.upto);
         let tables: Vec<(PartitionId, u64, u64)> = self.machine.read_state(|state| {
             state.compacted_partitions().take(CLEANER_STREAMS_MAX).map(of).collect()
@@ -294,7 +309,7 @@ impl Shard {
         let now_us = self.clock.retention_us().unwrap_or(0);
         let (mut all, mut dirty, mut lag_us) = (0, 0, 0);
         for (id, log_start, upto) in tables {
-            let clean = self.wal.clean_mark(id.0).upto.min(upto).max(log_start);
+            let clean = marks.get(&id.0).map_or(0, |mark| mark.upto).min(upto).max(log_start);
             for row in self.wal.stream_rows(id.0) {
                 all += row.bytes;
                 if row.next > clean {
