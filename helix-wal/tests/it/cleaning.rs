@@ -299,6 +299,24 @@ fn marks_are_shared_with_their_readers() {
 }
 
 #[test]
+fn a_checkpoint_is_needed_only_for_segments_that_it_does_not_cover() {
+    let mut log = filled();
+    let end = 150;
+    assert!(!log.wal().needs_checkpoint(3, end), "the checkpoint covers everything");
+    for _ in 0..40 {
+        log.append(3, 1500);
+    }
+    log.finish_work();
+    assert!(!log.wal().needs_checkpoint(3, end));
+    assert!(log.wal().needs_checkpoint(3, end + 1));
+    assert!(!log.wal().needs_checkpoint(9, end), "an unknown stream");
+    log.checkpoint();
+    // The segments are not purged, which another checkpoint would not change.
+    assert_eq!(log.wal().cleanable_upto(3), end);
+    assert!(!log.wal().needs_checkpoint(3, end + 1));
+}
+
+#[test]
 fn refused_requests_change_nothing_and_can_be_repeated() {
     let mut log = filled();
     let done = clean(&log.wal(), Arc::new(Refuses), &[(1, 90)]);
