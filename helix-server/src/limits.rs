@@ -387,7 +387,7 @@ pub const CLEANER_DIRTY_PERCENT: u32 = 50;
 /// Longest time that records wait for a round although they are few, and that a leader waits for an
 /// open round before it begins another one; the default of a node.
 pub const CLEANER_LAG: Duration = Duration::from_secs(3600);
-/// Memory of the map from keys to offsets of a shard, at the default memory limit. More keys need
+/// Memory of the maps from keys to offsets of a node, at the default memory limit. More keys need
 /// more passes.
 pub const CLEANER_MAP_BYTES: usize = 8 << 20;
 

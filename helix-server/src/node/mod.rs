@@ -62,8 +62,8 @@ pub use crate::peer::{Network, PeerStatus, PeerTls};
 use crate::protocol::ProtocolVersions;
 use crate::raft::ElectionTiming;
 use crate::random::Random;
-use crate::shard::CleanerCodecs;
 pub use crate::shard::LogLimits;
+use crate::shard::{CleanerCodecs, KeyMapMemory};
 use bootstrap_handler::BootstrapHandler;
 pub use bootstrap_token::{FIRST_PRINCIPAL, TokenFile, make_first_token};
 pub use call_share::{CallShare, CallSlot};
@@ -144,6 +144,7 @@ pub struct Node {
     direct_io: bool,
     metrics: Arc<Metrics>,
     codecs: CleanerCodecs,
+    key_maps: KeyMapMemory,
     audit: AuditLog,
     token_refresh: TokenRefresh,
     quota_meters: QuotaMeters,
@@ -263,6 +264,7 @@ impl Node {
         }
         hub.set_protocol(cluster.protocol());
         let (metrics, codecs) = (Arc::new(Metrics::default()), CleanerCodecs::default());
+        let key_maps = KeyMapMemory::new(settings.log_limits.key_map_bytes);
         let context = ShardContext {
             members: handler.replica_ids(),
             hub: &hub,
@@ -270,6 +272,7 @@ impl Node {
             draining: &draining,
             metrics: &metrics,
             codecs: &codecs,
+            key_maps: &key_maps,
         };
         let (slots, unreplayed) = (ShardSlots::default(), UnreplayedLogs::default());
         let has_other_replicas = cluster.data_has_other_replicas().await;
@@ -341,6 +344,7 @@ impl Node {
             direct_io,
             metrics,
             codecs,
+            key_maps,
             audit: AuditLog::default(),
             token_refresh: TokenRefresh::default(),
             quota_meters: QuotaMeters::default(),

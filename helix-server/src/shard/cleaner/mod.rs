@@ -25,6 +25,7 @@ use crate::limits::{CLEANER_INTERVAL, CLEANER_READ_BYTES, CLEANER_READ_RATE, CLE
 use crate::log::{CleanupState, Partition, PartitionId};
 use crate::raft::DiskReads;
 pub use codecs::CleanerCodecs;
+pub use key_map::KeyMapMemory;
 use pass::{CleanFilter, CleanPass, StoredBytes};
 pub(super) use report::CleanerReport;
 pub use report::{CleanerStats, PartitionCleanup};
@@ -134,15 +135,20 @@ async fn clean_some(shard: &Arc<Shard>, due: &[DueRound]) -> Result<bool, PassEr
     let mut passes = BTreeMap::new();
     let mut marks = BTreeMap::new();
     let mut dirty = BTreeMap::new();
-    let map_bytes_max = shard.log_limits.key_map_bytes;
-    let mut map_bytes = map_bytes_max;
     let ends = due.iter().filter_map(|due| Some((*due, cleanable_end(&shard.wal, due)?)));
     let chosen = shard.cleaner.choose(ends);
+    if chosen.is_empty() {
+        return Ok(false);
+    }
+    let memory = shard.key_maps.begin_pass().await?;
     let mut failure = None;
     for (due, end) in chosen {
+        if !memory.has_part() {
+            break;
+        }
         shard.cleaner.end_turn(due.partition);
         let tombstones_below = due.tombstones_below();
-        let pass = CleanPass::new(due.clean(), tombstones_below, map_bytes);
+        let pass = CleanPass::new(due.clean(), tombstones_below, memory.clone());
         let filled = match fill(shard, &due, pass, end).await {
             Ok(pass) => find_dirty(shard, &due, pass).await,
             Err(error) => Err(error),
@@ -156,15 +162,15 @@ async fn clean_some(shard: &Arc<Shard>, due: &[DueRound]) -> Result<bool, PassEr
             }
         };
         dirty.insert(due.partition.0, ranges);
-        map_bytes = map_bytes.saturating_sub(pass.map_bytes());
         let is_full = pass.is_full();
         let also = tombstones_below.max(due.mark.also);
         marks.insert(due.partition.0, CleanMark { upto: pass.upto(), also });
         passes.insert(due.partition.0, pass);
-        if is_full || map_bytes < map_bytes_max / 8 {
+        if is_full {
             break;
         }
     }
+    memory.release_unused();
     if passes.is_empty() {
         return failure.map_or(Ok(false), Err);
     }
@@ -176,7 +182,11 @@ async fn clean_some(shard: &Arc<Shard>, due: &[DueRound]) -> Result<bool, PassEr
     let done_sender = Box::new(move |result| drop(sender.send(result)));
     let request = CleanRequest { filter: filter.clone(), below, dirty, marks, done: done_sender };
     shard.wal.clean(request);
-    match done.await {
+    let done = done.await;
+    let has_refused = filter.has_refused();
+    // Freeing a map of many keys takes a while.
+    shard.run_blocking(move || drop(filter)).await?;
+    match done {
         Ok(Ok(())) => {
             shard.cleaner.succeed(&partitions);
             Ok(true)
@@ -185,7 +195,7 @@ async fn clean_some(shard: &Arc<Shard>, due: &[DueRound]) -> Result<bool, PassEr
             shard.reads.note(&error);
             let mut error = PassError::from(error);
             // The log says the same of a batch that the filter refuses, and of a busy segment.
-            error.is_transient &= !filter.has_refused();
+            error.is_transient &= !has_refused;
             // Only one of several may be the reason, so they are tried one by one next.
             shard.cleaner.fail(partitions, &error);
             Err(error)

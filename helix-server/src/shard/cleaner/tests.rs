@@ -1,9 +1,11 @@
 //! Passes against a simple model: a map of latest values.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::FutureExt;
 use helix_proto::batch;
 use helix_proto::compaction::Codecs;
 use helix_proto::compression::{BatchCodec, Compressor};
@@ -13,8 +15,9 @@ use rand::RngExt;
 use rand::rngs::StdRng;
 use tokio::time::Instant;
 
+use super::key_map::PassMemory;
 use super::pass::{CleanPass, StoredBytes};
-use super::{CleanerReport, DueRound, PassError};
+use super::{CleanerReport, DueRound, KeyMapMemory, PassError};
 use crate::log::testing::seeded;
 use crate::log::{BatchHead, CleanupState, Condition, Head, PartitionId};
 use crate::raft::{decode_head, encode_head};
@@ -65,6 +68,11 @@ impl Stored {
         };
         offsets.into_iter().zip(records).map(record).collect()
     }
+}
+
+/// Returns memory of a node for one pass.
+fn memory(bytes: usize) -> Arc<PassMemory> {
+    KeyMapMemory::new(bytes).begin_pass().now_or_never().unwrap().unwrap()
 }
 
 struct Table {
@@ -183,7 +191,7 @@ fn passes_keep_the_latest_record_of_each_key() {
             forgotten = rng.random_range(forgotten..=clean);
             let mut passes = 0;
             while clean < upto || passes == 0 {
-                let mut pass = CleanPass::new(clean, forgotten, map_bytes);
+                let mut pass = CleanPass::new(clean, forgotten, memory(map_bytes));
                 for stored in &table.stored {
                     if stored.placement.first >= upto || pass.is_full() {
                         break;
@@ -235,7 +243,7 @@ fn a_damaged_batch_is_refused_with_its_offset() {
     table.append(3);
     let mut stored = table.stored.remove(0);
     stored.payload.crc ^= 1;
-    let mut pass = CleanPass::new(0, 0, 1_000);
+    let mut pass = CleanPass::new(0, 0, memory(1_000));
     let mut codecs = Codecs::default();
     let why = pass.add(&stored.placement, &stored.bytes(), 100, &mut codecs).unwrap_err();
     assert_eq!(why, "the batch at offset 40 cannot be compacted: checksum mismatch");
@@ -267,7 +275,7 @@ fn a_batch_that_is_no_list_of_records_stays() {
     hasher.update(&bytes);
     stored.payload = Payload { bytes, crc: hasher.finalize(), crc_seed };
     stored.head = encode_head(&Head::Batch(head));
-    let mut pass = CleanPass::new(0, 100, 1_000);
+    let mut pass = CleanPass::new(0, 100, memory(1_000));
     let mut codecs = Codecs::default();
     pass.add(&stored.placement, &stored.bytes(), 100, &mut codecs).unwrap();
     assert_eq!(pass.upto(), stored.placement.first + u64::from(stored.placement.count));
@@ -362,7 +370,7 @@ fn only_changed_batches_are_dirty() {
     }
     let mut codecs = Codecs::default();
     for (upto, forgotten) in [(table.next, 0), (table.next / 2, 0), (table.next, table.next)] {
-        let mut pass = CleanPass::new(0, forgotten, 1 << 20);
+        let mut pass = CleanPass::new(0, forgotten, memory(1 << 20));
         let mut latest = BTreeMap::new();
         for stored in &table.stored {
             pass.add(&stored.placement, &stored.bytes(), upto, &mut codecs).unwrap();
