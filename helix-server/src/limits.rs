@@ -369,7 +369,7 @@ pub const MAINTENANCE_BYTES: u64 = 32 << 20;
 
 /// Interval of the check for rounds of compaction by key, and between proposals of a leader.
 pub const CLEANER_INTERVAL: Duration = Duration::from_secs(1);
-/// Delay before a failed pass is repeated.
+/// Delay before a partition whose pass failed is tried again; others do not wait.
 pub const CLEANER_RETRY_DELAY: Duration = Duration::from_secs(10);
 /// Time that a decided round waits for its segment to become full and for the next checkpoint.
 /// Then a replica begins a segment early, at most as often.

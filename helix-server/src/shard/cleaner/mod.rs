@@ -19,9 +19,10 @@ use std::time::Duration;
 
 use helix_wal::{CleanMark, CleanRequest, ReadMode, StoredEntry, Wal};
 use tokio::sync::oneshot;
+use tokio::time::Instant;
 
 use super::Shard;
-use crate::limits::{CLEANER_INTERVAL, CLEANER_READ_BYTES, CLEANER_READ_RATE, CLEANER_RETRY_DELAY};
+use crate::limits::{CLEANER_INTERVAL, CLEANER_READ_BYTES, CLEANER_READ_RATE};
 use crate::log::{CleanupState, Partition, PartitionId};
 use crate::raft::DiskReads;
 pub use codecs::CleanerCodecs;
@@ -102,11 +103,6 @@ pub(super) async fn run(shard: Arc<Shard>) {
                 Ok(false) => break,
                 Err(PassError { why, .. }) => {
                     tracing::warn!(shard_id = shard.id(), why, "cannot compact by key yet");
-                    tokio::select! {
-                        biased;
-                        () = shard.closed.cancelled() => return,
-                        () = tokio::time::sleep(CLEANER_RETRY_DELAY) => {}
-                    }
                     break;
                 }
             }
@@ -136,7 +132,7 @@ async fn clean_some(shard: &Arc<Shard>, due: &[DueRound]) -> Result<bool, PassEr
     let mut marks = BTreeMap::new();
     let mut dirty = BTreeMap::new();
     let ends = due.iter().filter_map(|due| Some((*due, cleanable_end(&shard.wal, due)?)));
-    let chosen = shard.cleaner.choose(ends);
+    let chosen = shard.cleaner.choose(ends, Instant::now());
     if chosen.is_empty() {
         return Ok(false);
     }
@@ -156,7 +152,7 @@ async fn clean_some(shard: &Arc<Shard>, due: &[DueRound]) -> Result<bool, PassEr
         let (pass, ranges) = match filled {
             Ok(filled) => filled,
             Err(error) => {
-                shard.cleaner.fail([due.partition], &error);
+                shard.cleaner.fail([due.partition], &error, Instant::now());
                 failure = Some(error);
                 continue;
             }
@@ -197,7 +193,7 @@ async fn clean_some(shard: &Arc<Shard>, due: &[DueRound]) -> Result<bool, PassEr
             // The log says the same of a batch that the filter refuses, and of a busy segment.
             error.is_transient &= !has_refused;
             // Only one of several may be the reason, so they are tried one by one next.
-            shard.cleaner.fail(partitions, &error);
+            shard.cleaner.fail(partitions, &error, Instant::now());
             Err(error)
         }
         Err(_) => Err(helix_wal::Error::Closed.into()),

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use super::super::Shard;
 use super::{DueRound, PassError};
-use crate::limits::{CLEANER_STREAMS_MAX, CLEANUP_REPORT_MAX};
+use crate::limits::{CLEANER_RETRY_DELAY, CLEANER_STREAMS_MAX, CLEANUP_REPORT_MAX};
 use crate::log::{Partition, PartitionId};
 use crate::sync;
 
@@ -57,6 +57,8 @@ struct ReportState {
     read_bytes: u64,
     /// Partitions whose last attempt failed.
     failures: BTreeMap<PartitionId, CleanFailure>,
+    /// When one of them is tried again; `None` for at once.
+    retry_at: Option<Instant>,
     /// The last partition that had its turn.
     last_turn: Option<PartitionId>,
     /// When decided rounds began to wait for segments.
@@ -105,17 +107,19 @@ impl CleanerReport {
     }
 
     /// Chooses the partitions of the next pass, from the one after the last turn on: a table that
-    /// needs many passes fills the map in each. Those that failed come last and alone, the one with
-    /// the fewest attempts first, so that they stop neither others nor each other.
+    /// needs many passes fills the map in each. Of those that failed one is tried alone after each
+    /// delay, the one with the fewest attempts first. So they stop neither others nor each other,
+    /// and partitions that are always due do not stop them.
     pub(super) fn choose(
         &self,
         due: impl Iterator<Item = (DueRound, u64)>,
+        now: Instant,
     ) -> Vec<(DueRound, u64)> {
         let inner = sync::lock(&self.inner);
         let attempts = |due: &DueRound| inner.failures.get(&due.partition).map(|it| it.attempts);
         let (mut failed, mut fine): (Vec<_>, Vec<_>) =
             due.partition(|(due, _)| attempts(due).is_some());
-        if fine.is_empty() {
+        if !failed.is_empty() && inner.retry_at.is_none_or(|at| now >= at) {
             failed.sort_by_key(|(due, _)| attempts(due));
             failed.truncate(1);
             return failed;
@@ -135,8 +139,10 @@ impl CleanerReport {
         &self,
         partitions: impl IntoIterator<Item = PartitionId>,
         error: &PassError,
+        now: Instant,
     ) {
         let mut inner = sync::lock(&self.inner);
+        inner.retry_at = Some(now + CLEANER_RETRY_DELAY);
         for partition in partitions {
             let attempts = inner.failures.get(&partition).map_or(0, |it| it.attempts);
             inner.failures.insert(partition, CleanFailure::new(error, attempts));
@@ -147,7 +153,9 @@ impl CleanerReport {
         let mut inner = sync::lock(&self.inner);
         inner.passes += 1;
         for partition in partitions {
-            inner.failures.remove(partition);
+            if inner.failures.remove(partition).is_some() {
+                inner.retry_at = None;
+            }
         }
     }
 

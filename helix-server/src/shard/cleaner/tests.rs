@@ -18,6 +18,7 @@ use tokio::time::Instant;
 use super::key_map::PassMemory;
 use super::pass::{CleanPass, StoredBytes};
 use super::{CleanerReport, DueRound, KeyMapMemory, PassError};
+use crate::limits::CLEANER_RETRY_DELAY;
 use crate::log::testing::seeded;
 use crate::log::{BatchHead, CleanupState, Condition, Head, PartitionId};
 use crate::raft::{decode_head, encode_head};
@@ -306,38 +307,45 @@ fn tombstones_go_only_in_a_pass_after_everything_older_went() {
     assert_eq!((trimmed.clean(), trimmed.tombstones_below(), trimmed.is_done()), (70, 60, false));
 }
 
-#[test]
-fn partitions_that_failed_wait_for_others_and_take_turns() {
+#[tokio::test(start_paused = true)]
+async fn partitions_that_failed_and_others_do_not_stop_each_other() {
     let report = CleanerReport::default();
     let due = |id| (DueRound { partition: PartitionId(id), ..due(9, 0, CleanMark::default()) }, 9);
-    let chosen = |ids: &[u64]| -> Vec<u64> {
-        let chosen = report.choose(ids.iter().map(|id| due(*id)));
+    let start = Instant::now();
+    let after = |delays: u32| start + delays * CLEANER_RETRY_DELAY;
+    let chosen = |ids: &[u64], delays: u32| -> Vec<u64> {
+        let chosen = report.choose(ids.iter().map(|id| due(*id)), after(delays));
         chosen.into_iter().map(|(due, _)| due.partition.0).collect()
     };
-    assert_eq!(chosen(&[1, 2, 3]), [1, 2, 3]);
+    assert_eq!(chosen(&[1, 2, 3], 0), [1, 2, 3]);
     report.end_turn(PartitionId(2));
-    assert_eq!(chosen(&[1, 2, 3]), [3, 1, 2], "whatever the first two leave to do");
+    assert_eq!(chosen(&[1, 2, 3], 0), [3, 1, 2], "whatever the first two leave to do");
     report.end_turn(PartitionId(3));
-    assert_eq!(chosen(&[1, 2, 3]), [1, 2, 3]);
-    let fail = |ids: &[u64], is_transient| {
+    assert_eq!(chosen(&[1, 2, 3], 0), [1, 2, 3]);
+    let fail = |ids: &[u64], is_transient, delays: u32| {
         let error = PassError { why: "why".to_owned(), is_transient };
-        report.fail(ids.iter().map(|id| PartitionId(*id)), &error);
+        report.fail(ids.iter().map(|id| PartitionId(*id)), &error, after(delays));
     };
-    fail(&[1, 2], false);
-    assert_eq!(chosen(&[1, 2, 3]), [3]);
-    assert_eq!(chosen(&[1, 2]), [1], "alone");
-    fail(&[1], false);
-    assert_eq!(chosen(&[1, 2]), [2], "in turn");
-    fail(&[2], false);
+    fail(&[1, 2], false, 0);
+    assert_eq!(chosen(&[1, 2, 3], 0), [3], "others go on at once");
+    assert_eq!(chosen(&[1, 2], 0), [0; 0], "a retry waits");
+    assert_eq!(chosen(&[1, 2, 3], 1), [1], "alone, although another partition is always due");
+    fail(&[1], false, 1);
+    assert_eq!(chosen(&[1, 2, 3], 1), [3]);
+    assert_eq!(chosen(&[1, 2, 3], 2), [2], "in turn");
+    fail(&[2], false, 2);
+    assert_eq!(chosen(&[1, 2], 3), [1]);
+    report.succeed(&[PartitionId(3)]);
+    assert_eq!(chosen(&[1, 2], 2), [0; 0], "only a retry that succeeds is followed by the next");
     report.succeed(&[PartitionId(1)]);
-    assert_eq!(chosen(&[1, 2]), [1]);
+    assert_eq!(chosen(&[1, 2], 2), [2]);
     let uncleanable = || report.uncleanable().into_iter().map(|(id, _)| id.0).collect::<Vec<_>>();
     assert_eq!(uncleanable(), [2]);
     // A failure that may pass is reported only once it has not.
-    fail(&[1], true);
-    fail(&[1], true);
-    assert_eq!((chosen(&[1]), uncleanable()), (vec![1], vec![2]));
-    fail(&[1], true);
+    fail(&[1], true, 3);
+    fail(&[1], true, 4);
+    assert_eq!((chosen(&[1], 5), uncleanable()), (vec![1], vec![2]));
+    fail(&[1], true, 5);
     assert_eq!(uncleanable(), [1, 2]);
 }
 
