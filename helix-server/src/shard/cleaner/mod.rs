@@ -48,8 +48,18 @@ impl DueRound {
             // Only what readers need: every replica may lack these records.
             round.upto = round.cleaned;
         }
-        let log_start = partition.log_start;
-        let due = Self { partition: partition.id, log_start, round, mark };
+        Self::of_round(partition, round, mark)
+    }
+
+    /// Returns the work that the last round leaves if the topic is still compacted.
+    ///
+    /// The leader may know so, and this replica not yet: the setting was changed there and back.
+    fn of_last_round(partition: &Partition, mark: CleanMark) -> Option<Self> {
+        Self::of_round(partition, partition.cleanup, mark)
+    }
+
+    fn of_round(partition: &Partition, round: CleanupState, mark: CleanMark) -> Option<Self> {
+        let due = Self { partition: partition.id, log_start: partition.log_start, round, mark };
         (!due.is_done()).then_some(due)
     }
 
@@ -71,6 +81,16 @@ impl DueRound {
     fn tombstones_below(&self) -> u64 {
         let wanted = self.round.tombstones_below;
         if self.clean() >= wanted { wanted } else { self.mark.also.min(self.clean()) }
+    }
+
+    /// Returns the offset up to which the partition can be cleaned now, of those below `cleanable`;
+    /// `None` if nothing can be done.
+    fn end(&self, cleanable: u64) -> Option<u64> {
+        // Of a topic that is no longer compacted more may be clean than what is still decided.
+        let end = cleanable.min(self.round.upto.max(self.clean()));
+        let has_records = end > self.clean();
+        let has_tombstones = end >= self.clean() && self.tombstones_below() > self.mark.also;
+        (has_records || has_tombstones).then_some(end)
     }
 }
 
@@ -131,7 +151,8 @@ async fn clean_some(shard: &Arc<Shard>, due: &[DueRound]) -> Result<bool, PassEr
     let mut passes = BTreeMap::new();
     let mut marks = BTreeMap::new();
     let mut dirty = BTreeMap::new();
-    let ends = due.iter().filter_map(|due| Some((*due, cleanable_end(&shard.wal, due)?)));
+    let end = |due: &DueRound| due.end(shard.wal.cleanable_upto(due.partition.0));
+    let ends = due.iter().filter_map(|due| Some((*due, end(due)?)));
     let chosen = shard.cleaner.choose(ends, Instant::now());
     if chosen.is_empty() {
         return Ok(false);
@@ -198,14 +219,6 @@ async fn clean_some(shard: &Arc<Shard>, due: &[DueRound]) -> Result<bool, PassEr
         }
         Err(_) => Err(helix_wal::Error::Closed.into()),
     }
-}
-
-/// Returns the offset up to which a partition can be cleaned now; `None` if nothing can be done.
-fn cleanable_end(wal: &Wal, due: &DueRound) -> Option<u64> {
-    let end = wal.cleanable_upto(due.partition.0).min(due.round.upto);
-    let has_records = end > due.clean();
-    let has_tombstones = end >= due.clean() && due.tombstones_below() > due.mark.also;
-    (has_records || has_tombstones).then_some(end)
 }
 
 /// Reads a partition's records into the map of a pass, at a bounded rate.

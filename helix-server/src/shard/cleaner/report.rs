@@ -202,8 +202,8 @@ fn is_blocked(partition: &Partition, mark: CleanMark) -> bool {
 
 impl Shard {
     /// Returns the last applied entry, and the partitions whose last round up to it is not done
-    /// here, with the offsets below which they are clean. 0 and none if the shard has no rounds, or
-    /// if there are too many to say.
+    /// here, whatever the setting of their topic, with the offsets below which they are clean. 0
+    /// and none if the shard has no rounds, or if there are too many to say.
     pub fn cleanup_report(&self) -> (u64, Vec<(u64, u64)>) {
         let marks = self.wal.clean_marks();
         let mark = |partition: &Partition| marks.get(&partition.id.0).copied().unwrap_or_default();
@@ -214,7 +214,7 @@ impl Shard {
             let mut not_clean = Vec::new();
             for it in state.partitions_with_rounds() {
                 known = known.max(it.cleanup.round_index).max(it.cleanup.cleaned_index);
-                match DueRound::of(it, mark(it)) {
+                match DueRound::of_last_round(it, mark(it)) {
                     _ if is_memory => not_clean.push((it.id.0, 0)),
                     Some(due) => not_clean.push((it.id.0, due.clean())),
                     None => {}

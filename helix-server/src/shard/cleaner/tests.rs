@@ -20,7 +20,10 @@ use super::pass::{CleanPass, StoredBytes};
 use super::{CleanerReport, DueRound, KeyMapMemory, PassError};
 use crate::limits::CLEANER_RETRY_DELAY;
 use crate::log::testing::seeded;
-use crate::log::{BatchHead, CleanupState, Condition, Head, PartitionId};
+use crate::log::{
+    BatchHead, CleanupState, Condition, FencingToken, Head, Partition, PartitionId,
+    PartitionSettings,
+};
 use crate::raft::{decode_head, encode_head};
 
 const STREAM: u64 = 7;
@@ -305,6 +308,45 @@ fn tombstones_go_only_in_a_pass_after_everything_older_went() {
     assert!(trimmed.is_done());
     let trimmed = DueRound { log_start: 70, ..due(100, 60, mark(0, 0)) };
     assert_eq!((trimmed.clean(), trimmed.tombstones_below(), trimmed.is_done()), (70, 60, false));
+}
+
+#[test]
+fn a_pass_ends_where_segments_or_the_round_do() {
+    let mark = |upto, also| CleanMark { upto, also };
+    let ends = |due: DueRound| [0, 40, 60, 90, u64::MAX].map(|cleanable| due.end(cleanable));
+    let all = Some(100);
+    assert_eq!(ends(due(100, 0, mark(0, 0))), [None, Some(40), Some(60), Some(90), all]);
+    assert_eq!(ends(due(100, 0, mark(60, 0))), [None, None, None, Some(90), all]);
+    // Tombstones need what is clean to be cleanable, but no new records.
+    assert_eq!(ends(due(100, 60, mark(60, 0))), [None, None, Some(60), Some(90), all]);
+    assert_eq!(ends(due(100, 60, mark(100, 0))), [None, None, None, None, all]);
+    // The topic is no longer compacted, and this replica has done more than is still decided.
+    assert_eq!(ends(due(60, 60, mark(90, 0))), [None, None, None, Some(90), Some(90)]);
+    assert_eq!(ends(due(60, 60, mark(90, 60))), [None; 5]);
+}
+
+/// Otherwise a leader that knows of both changes would take the replica for clean.
+#[test]
+fn a_replica_reports_a_round_also_while_its_topic_is_not_compacted() {
+    let partition = |cleanup| Partition {
+        id: PartitionId(STREAM),
+        topic_id: 1,
+        number: 0,
+        settings: Arc::new(PartitionSettings { cleanup, ..PartitionSettings::default() }),
+        log_start: 0,
+        next_offset: 200,
+        last_time_us: 0,
+        fencing_token: FencingToken::default(),
+        cleanup: CleanupState { upto: 100, cleaned: 60, ..CleanupState::default() },
+    };
+    let mark = CleanMark { upto: 80, also: 0 };
+    for (cleanup, is_due) in [(0, false), (2, true)] {
+        assert_eq!(DueRound::of(&partition(cleanup), mark).is_some(), is_due);
+        let reported = DueRound::of_last_round(&partition(cleanup), mark).unwrap();
+        assert_eq!(reported.clean(), 80);
+        let mark = CleanMark { upto: 100, also: 0 };
+        assert_eq!(DueRound::of_last_round(&partition(cleanup), mark), None);
+    }
 }
 
 #[tokio::test(start_paused = true)]
