@@ -374,8 +374,9 @@ pub const CLEANER_RETRY_DELAY: Duration = Duration::from_secs(10);
 /// Time that a decided round waits for its segment to become full and for the next checkpoint.
 /// Then a replica begins a segment early, at most as often.
 pub const CLEANER_SEAL_DELAY: Duration = Duration::from_secs(5);
-/// Bytes per read into the map, and per second.
-pub const CLEANER_READ_BYTES: usize = 1 << 20;
+/// Bytes per read into the map, and per second. Reads are small, because appends that arrive
+/// meanwhile wait for the device and for a CPU.
+pub const CLEANER_READ_BYTES: usize = 256 << 10;
 pub const CLEANER_READ_RATE: u64 = 64 << 20;
 /// Largest number of partitions that one pass cleans. Each rewrite of a segment is for all of them.
 pub const CLEANER_STREAMS_MAX: usize = 1_000;
