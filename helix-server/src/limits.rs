@@ -369,13 +369,14 @@ pub const MAINTENANCE_BYTES: u64 = 32 << 20;
 
 /// Interval of the check for rounds of compaction by key, and between proposals of a leader.
 pub const CLEANER_INTERVAL: Duration = Duration::from_secs(1);
-/// Delay before a failed pass is repeated.
+/// Delay before a partition whose pass failed is tried again; others do not wait.
 pub const CLEANER_RETRY_DELAY: Duration = Duration::from_secs(10);
 /// Time that a decided round waits for its segment to become full and for the next checkpoint.
 /// Then a replica begins a segment early, at most as often.
 pub const CLEANER_SEAL_DELAY: Duration = Duration::from_secs(5);
-/// Bytes per read into the map, and per second.
-pub const CLEANER_READ_BYTES: usize = 1 << 20;
+/// Bytes per read into the map, and per second. Reads are small, because appends that arrive
+/// meanwhile wait for the device and for a CPU.
+pub const CLEANER_READ_BYTES: usize = 256 << 10;
 pub const CLEANER_READ_RATE: u64 = 64 << 20;
 /// Largest number of partitions that one pass cleans. Each rewrite of a segment is for all of them.
 pub const CLEANER_STREAMS_MAX: usize = 1_000;
@@ -387,7 +388,7 @@ pub const CLEANER_DIRTY_PERCENT: u32 = 50;
 /// Longest time that records wait for a round although they are few, and that a leader waits for an
 /// open round before it begins another one; the default of a node.
 pub const CLEANER_LAG: Duration = Duration::from_secs(3600);
-/// Memory of the map from keys to offsets of a shard, at the default memory limit. More keys need
+/// Memory of the maps from keys to offsets of a node, at the default memory limit. More keys need
 /// more passes.
 pub const CLEANER_MAP_BYTES: usize = 8 << 20;
 

@@ -41,7 +41,7 @@ pub struct MemoryShares {
     /// Bytes of responses that clients have not read yet.
     pub response_bytes: usize,
     /// Bytes of the maps from keys to offsets in compaction by key, of all shards.
-    pub key_maps: u64,
+    pub key_map_bytes: usize,
     /// Partitions named by all open fetches and subscriptions together.
     pub partitions_read: usize,
     /// Bytes of all shards' logs.
@@ -68,7 +68,7 @@ impl MemoryShares {
             connection_request_bytes: (request_bytes / 4).max(MESSAGE_BYTES_MAX),
             decompressors: count(1, BATCH_BYTES_MAX.into()).unwrap_or(usize::MAX),
             response_bytes: to_usize(4 * part - part / 2),
-            key_maps: part / 2,
+            key_map_bytes: to_usize(part / 2),
             partitions_read: count(1, PARTITION_READ_BYTES).unwrap_or(usize::MAX),
             logs: 5 * part,
         }
@@ -95,11 +95,6 @@ impl MemoryShares {
     pub fn footer_bytes(&self, shards: u64, tail_bytes: u64) -> Option<u64> {
         let left = self.caches(shards).checked_sub(tail_bytes.max(IN_FLIGHT_MIN))?;
         (left >= *FOOTERS_BYTES.start()).then(|| left.min(*FOOTERS_BYTES.end()))
-    }
-
-    /// Returns the bytes of the map from keys to offsets that each shard may have.
-    pub fn key_map_bytes(&self, shards: u64) -> usize {
-        to_usize(self.key_maps / shards.max(1))
     }
 
     /// Returns the smallest limit, in whole MiB, at which so many shards can have such tails.
@@ -150,7 +145,7 @@ mod tests {
                 + (shares.request_bytes + shares.arriving_bytes) as u64
                 + shares.decompressors as u64 * u64::from(BATCH_BYTES_MAX)
                 + shares.response_bytes as u64
-                + shares.key_maps
+                + shares.key_map_bytes as u64
                 + shares.partitions_read as u64 * PARTITION_READ_BYTES
                 + shares.logs;
             assert!(sum <= limit - limit / 16, "{limit}: {sum}");

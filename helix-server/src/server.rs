@@ -416,7 +416,7 @@ pub(crate) fn node_settings(config: &ServerConfig, files: &FileBudget) -> NodeSe
         files: files.cache(),
         shares: config.shares(),
         log_limits: LogLimits {
-            key_map_bytes: config.shares().key_map_bytes(config.shard_count()),
+            key_map_bytes: config.shares().key_map_bytes,
             checkpoint_bytes: config.checkpoint_bytes,
             catch_up_bytes: config.catch_up_bytes,
             cleaner_dirty_percent: config.cleaner_dirty_percent,

@@ -156,7 +156,7 @@ async fn data_shard(page: &mut MetricsPage, shard: &Shard, disk: &mut Disk) {
     page.put(MetricName::CleanerTableBytes, &[id], cleaner.table_bytes);
     page.put(MetricName::CleanerDirtyBytes, &[id], cleaner.dirty_bytes);
     page.put_f64(MetricName::CleanerLag, &[id], cleaner.lag.as_secs_f64());
-    page.put(MetricName::CleanerBlocked, &[id], shard.blocked_partitions());
+    page.put(MetricName::CleanerBlocked, &[id], cleaner.blocked_partitions);
     wal(page, id, &status.wal);
     disk.add(&status.wal);
 }

@@ -140,10 +140,11 @@ impl Cluster {
             return Ok(());
         }
         shard.ready().await?;
-        // At an unknown time no lag and no retention has passed, and nothing can be recorded.
-        let Some(now_us) = shard.agreed_time_us() else { return Ok(()) };
         let is_asked = tables.iter().any(|it| it.is_open() || it.keeps_tombstones());
         let clean = if is_asked { self.cleaned_everywhere(shard).await } else { None };
+        // After the replies, since tombstones stay for their retention from this time on. At an
+        // unknown time no lag and no retention has passed, and nothing can be recorded.
+        let Some(now_us) = shard.agreed_time_us() else { return Ok(()) };
         let (now, lag) = (Instant::now(), shard.cleaner_lag());
         let mut late = Vec::new();
         let mut waiting = None;

@@ -61,8 +61,8 @@ use crate::metrics::Metrics;
 use crate::peer::Hub;
 pub use crate::peer::{Network, PeerStatus, PeerTls};
 use crate::random::Random;
-use crate::shard::CleanerCodecs;
 pub use crate::shard::LogLimits;
+use crate::shard::{CleanerCodecs, KeyMapMemory};
 use bootstrap_handler::BootstrapHandler;
 pub use bootstrap_token::{FIRST_PRINCIPAL, TokenFile, make_first_token};
 pub use call_share::{CallShare, CallSlot};
@@ -142,6 +142,7 @@ pub struct Node {
     direct_io: bool,
     metrics: Arc<Metrics>,
     codecs: CleanerCodecs,
+    key_maps: KeyMapMemory,
     audit: AuditLog,
     token_refresh: TokenRefresh,
     quota_meters: QuotaMeters,

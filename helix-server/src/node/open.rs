@@ -20,7 +20,7 @@ use crate::memory;
 use crate::metrics::Metrics;
 use crate::peer::{HeldLog, Hub};
 use crate::raft::{Replica, ReplicaId, ReplicaSettings, replica_id};
-use crate::shard::{CleanerCodecs, EndpointLookup, Shard, ShardSettings};
+use crate::shard::{CleanerCodecs, EndpointLookup, KeyMapMemory, Shard, ShardSettings};
 
 /// A node's configuration about other nodes.
 pub(super) struct StartupPeers {
@@ -225,6 +225,7 @@ pub(super) struct ShardContext<'a> {
     pub(super) draining: &'a CancellationToken,
     pub(super) metrics: &'a Arc<Metrics>,
     pub(super) codecs: &'a CleanerCodecs,
+    pub(super) key_maps: &'a KeyMapMemory,
 }
 
 pub(super) async fn open_shard(
@@ -253,6 +254,7 @@ pub(super) async fn open_shard(
         draining: context.draining.clone(),
         metrics: context.metrics.clone(),
         codecs: context.codecs.clone(),
+        key_maps: context.key_maps.clone(),
         log_limits: logs.settings.log_limits,
     };
     match Shard::open(settings).await {

@@ -375,6 +375,7 @@ impl Node {
             draining: &self.draining,
             metrics: &self.metrics,
             codecs: &self.codecs,
+            key_maps: &self.key_maps,
         };
         match self.open_repaired(&logs, identity, &context, may_give_up).await {
             Ok(shard) => {

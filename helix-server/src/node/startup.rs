@@ -28,7 +28,7 @@ use crate::peer::{Hub, HubSettings};
 use crate::protocol::ProtocolVersions;
 use crate::raft::ElectionTiming;
 use crate::random::Random;
-use crate::shard::CleanerCodecs;
+use crate::shard::{CleanerCodecs, KeyMapMemory};
 
 impl Node {
     /// Opens a single-node cluster without a peer port, and waits until it serves.
@@ -142,6 +142,7 @@ impl Node {
         }
         hub.set_protocol(cluster.protocol());
         let (metrics, codecs) = (Arc::new(Metrics::default()), CleanerCodecs::default());
+        let key_maps = KeyMapMemory::new(settings.log_limits.key_map_bytes);
         let context = ShardContext {
             members: handler.replica_ids(),
             hub: &hub,
@@ -149,6 +150,7 @@ impl Node {
             draining: &draining,
             metrics: &metrics,
             codecs: &codecs,
+            key_maps: &key_maps,
         };
         let (slots, unreplayed) =
             open_data_shards(&logs, &mut formed, &cluster, &existing, &context).await?;
@@ -179,6 +181,7 @@ impl Node {
             direct_io,
             metrics,
             codecs,
+            key_maps,
             audit: AuditLog::default(),
             token_refresh: TokenRefresh::default(),
             quota_meters: QuotaMeters::default(),

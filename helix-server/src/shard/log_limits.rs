@@ -11,7 +11,7 @@ pub struct LogLimits {
     pub checkpoint_bytes: u64,
     /// Log kept for replicas that are behind, in bytes.
     pub catch_up_bytes: u64,
-    /// Memory of the map from keys to offsets in compaction by key.
+    /// Memory of the maps from keys to offsets in compaction by key, of all shards of a node.
     pub key_map_bytes: usize,
     /// Share of a partition's sealed bytes that is new when it is compacted by key, in percent.
     pub cleaner_dirty_percent: u32,

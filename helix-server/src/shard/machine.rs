@@ -230,7 +230,8 @@ impl Machine for ShardMachine {
                 self.wal.trim(partition.id.0, partition.log_start);
             }
             // A mark of what is clean may be all that is left of a stream.
-            let streams = self.wal.streams().into_iter().chain(self.wal.clean_marks().into_keys());
+            let marks = self.wal.clean_marks();
+            let streams = self.wal.streams().into_iter().chain(marks.keys().copied());
             for stream in streams {
                 // An unknown stream may be created by an entry that is not applied yet.
                 if state.is_dropped(PartitionId(stream)) {

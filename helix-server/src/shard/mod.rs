@@ -41,7 +41,9 @@ use crate::sync;
 
 pub use append::{AppendPermit, BatchAck, Durability, NewBatch, PendingAck};
 use cleaner::CleanerReport;
-pub use cleaner::{CleanerCodecs, CleanerStats, CompactedPartition, NextRound, PartitionCleanup};
+pub use cleaner::{
+    CleanerCodecs, CleanerStats, CompactedPartition, KeyMapMemory, NextRound, PartitionCleanup,
+};
 pub use group_sessions::{GroupSessions, HeartbeatDetails, MemberSession};
 pub use groups::GroupWatch;
 pub use log_limits::LogLimits;
@@ -79,6 +81,8 @@ pub struct ShardSettings {
     pub metrics: Arc<Metrics>,
     /// Shared by the shards of a node.
     pub codecs: CleanerCodecs,
+    /// Shared by the shards of a node.
+    pub key_maps: KeyMapMemory,
     pub log_limits: LogLimits,
 }
 
@@ -119,6 +123,7 @@ pub struct Shard {
     opened_at: tokio::time::Instant,
     cleaner: CleanerReport,
     codecs: CleanerCodecs,
+    key_maps: KeyMapMemory,
 }
 
 /// Progress of a shard's replica and of its log.
@@ -200,6 +205,7 @@ impl Shard {
             opened_at: tokio::time::Instant::now(),
             cleaner: CleanerReport::default(),
             codecs: settings.codecs,
+            key_maps: settings.key_maps,
         });
         tokio::spawn(cleaner::run(shard.clone()));
         tokio::spawn(maintenance::run(shard.clone()));

@@ -1,5 +1,7 @@
 //! The request to clean streams: which segments are left, and its end.
 
+use std::sync::Arc;
+
 use crate::compaction::compactor::{CompactionStep, Compactor, candidates};
 use crate::compaction::job::CompactionJob;
 use crate::error::Error;
@@ -56,7 +58,8 @@ impl Compactor {
         for (stream, mark) in &request.marks {
             // A stream that was dropped meanwhile needs no mark, and its number is not used again.
             if core.log.streams.get(stream).is_none_or(|held| !held.dropped) {
-                before.push((*stream, core.clean_marks.insert(*stream, *mark)));
+                let marks = Arc::make_mut(&mut core.clean_marks);
+                before.push((*stream, marks.insert(*stream, *mark)));
             }
         }
         let named = core.state(self.shared.identity.clone(), file.checkpoint.clone());
@@ -65,12 +68,13 @@ impl Compactor {
         if written.as_ref().is_err_and(Error::is_shortage) {
             // The file may have the marks all the same, which is true.
             let mut core = self.shared.lock();
+            let marks = Arc::make_mut(&mut core.clean_marks);
             for (stream, mark) in before {
-                let Some(held) = core.clean_marks.get_mut(&stream) else { continue };
+                let Some(held) = marks.get_mut(&stream) else { continue };
                 match mark {
                     Some(mark) => *held = mark,
                     None => {
-                        core.clean_marks.remove(&stream);
+                        marks.remove(&stream);
                     }
                 }
             }

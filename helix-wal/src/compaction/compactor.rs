@@ -31,8 +31,9 @@ use crate::shared::Shared;
 use crate::shared::cleaning::Cleaning;
 use crate::storage::Storage;
 
-/// Bytes read or written in one step.
-pub(super) const STEP_BYTES: u64 = 1 << 20;
+/// Bytes read, judged or written in one step. Few, because appends that arrive meanwhile wait for
+/// the device and for a CPU.
+pub(super) const STEP_BYTES: u64 = 256 << 10;
 /// Slots removed at a time, so that old segments have none.
 const SLOTS_PER_STEP: usize = 8192;
 
@@ -167,7 +168,7 @@ impl Compactor {
             return Ok(job.filter_some());
         }
         if !job.wanted.is_empty() {
-            return job.read_some();
+            return job.read_some(self.read_mode());
         }
         if !job.window.is_empty() {
             return self.write_some(job);

@@ -18,6 +18,12 @@ const WINDOW_BYTES: u64 = 32 << 20;
 const WINDOW_ENTRIES: u64 = 128 << 10;
 
 impl Compactor {
+    /// Returns how entries are read: past the page cache if possible. They are read once, and the
+    /// cached pages of a recycled segment would have to be dropped when the writer overwrites it.
+    pub(super) fn read_mode(&self) -> ReadMode {
+        if self.storage.direct_io() { ReadMode::Direct } else { ReadMode::Blocking }
+    }
+
     /// Reads the directory of one input and collects its live shares.
     pub(super) fn read_shares(
         &self,
@@ -89,7 +95,7 @@ impl Compactor {
 
 impl CompactionJob {
     /// Reads some of the wanted entries into memory.
-    pub(super) fn read_some(&mut self) -> Result<CompactionStep, Error> {
+    pub(super) fn read_some(&mut self, mode: ReadMode) -> Result<CompactionStep, Error> {
         let mut sources = Vec::new();
         let (mut bytes, mut first) = (0, None);
         while let Some((_, wanted)) = self.wanted.front() {
@@ -105,10 +111,10 @@ impl CompactionJob {
             sources.push((moving, EntrySource::Disk(wanted)));
         }
         let places: Vec<FrameRef> = wanted_of(&sources);
-        let found = load_entries(sources, &[], ReadMode::Blocking).map_err(stopped)?;
+        let found = load_entries(sources, &[], mode).map_err(stopped)?;
         if let Some(missed) = places.get(found.len()) {
             // Reads the missed entry alone to get its error.
-            load_entries(vec![((), EntrySource::Disk(missed.clone()))], &[], ReadMode::Blocking)
+            load_entries(vec![((), EntrySource::Disk(missed.clone()))], &[], mode)
                 .map_err(stopped)?;
             return Err(missed.segment.damaged(0..0, "an entry could not be read at first"));
         }

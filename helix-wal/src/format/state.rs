@@ -25,6 +25,7 @@
 #![deny(clippy::indexing_slicing, clippy::cast_possible_truncation)]
 
 use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
 
 use bytes::Bytes;
 
@@ -67,7 +68,7 @@ pub(crate) struct PersistedState {
     pub placements: Vec<(u64, Option<Placement>)>,
     pub staged: StagedSegments,
     /// Marks of clean streams, by stream.
-    pub clean_marks: BTreeMap<u64, CleanMark>,
+    pub clean_marks: Arc<BTreeMap<u64, CleanMark>>,
     /// Last entry for which cleaning, here or in another log, may have removed earlier ones.
     pub cleaned_upto: u64,
 }
@@ -165,7 +166,7 @@ impl PersistedState {
         if self.is_cleaned() {
             let count = u32::try_from(self.clean_marks.len()).expect("streams fit in memory");
             out.extend_from_slice(&count.to_le_bytes());
-            for (stream, CleanMark { upto, also }) in &self.clean_marks {
+            for (stream, CleanMark { upto, also }) in &*self.clean_marks {
                 put_u64(&mut out, *stream);
                 put_u64(&mut out, *upto);
                 put_u64(&mut out, *also);
@@ -332,7 +333,7 @@ impl<'a> ByteReader<'a> {
             checkpoint: has(3).then_some((checkpoint, blob)),
             placements,
             staged,
-            clean_marks,
+            clean_marks: Arc::new(clean_marks),
             cleaned_upto,
         })
     }
@@ -395,7 +396,7 @@ mod tests {
                     last: LogId { term: 2, index: 50 },
                 }],
             },
-            clean_marks: BTreeMap::new(),
+            clean_marks: Arc::default(),
             cleaned_upto: 0,
         }
     }
@@ -458,7 +459,7 @@ mod tests {
         let bytes = without.encode();
         assert_eq!((u16_at(&bytes, 12), u16_at(&bytes, 14)), (3, 2));
         let marks = [(7, CleanMark { upto: 40, also: 9 }), (9, CleanMark::default())];
-        let with = PersistedState { clean_marks: marks.into(), ..without };
+        let with = PersistedState { clean_marks: Arc::new(marks.into()), ..without };
         let longer = with.encode();
         assert_eq!((u16_at(&longer, 12), u16_at(&longer, 14)), (4, 4));
         assert_eq!(longer.len(), bytes.len() + 4 + 2 * 24 + 8);
@@ -467,7 +468,7 @@ mod tests {
             assert_eq!(PersistedState::parse(&longer[..at]), Err(StateError::Damaged));
         }
         // Entries of another log may be cleaned before this log has cleaned any.
-        let with = PersistedState { clean_marks: BTreeMap::new(), cleaned_upto: 70, ..with };
+        let with = PersistedState { clean_marks: Arc::default(), cleaned_upto: 70, ..with };
         let shorter = with.encode();
         assert_eq!((u16_at(&shorter, 12), u16_at(&shorter, 14)), (4, 4));
         assert_eq!(shorter.len(), bytes.len() + 4 + 8);
@@ -497,7 +498,8 @@ mod tests {
         refused(|state| state.placements[0].0 = NUMBERS_END);
         refused(|state| state.cleaned_upto = NUMBERS_END);
         refused(|state| {
-            state.clean_marks = [(7, CleanMark { upto: NUMBERS_END, also: 0 })].into();
+            let mark = CleanMark { upto: NUMBERS_END, also: 0 };
+            state.clean_marks = Arc::new([(7, mark)].into());
         });
         refused(|state| {
             let first = NUMBERS_END - 3;

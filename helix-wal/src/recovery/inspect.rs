@@ -178,7 +178,7 @@ fn inspect_with(
         ready_segments: names.ready.len() as u64,
         allocated_segments: allocated_segments(storage, &names),
         leftovers: leftovers(&names, &live, &state),
-        clean_marks: state.clean_marks.clone(),
+        clean_marks: BTreeMap::clone(&state.clean_marks),
     };
     let mut segment_ends = segment_ends(storage, &live)?;
     for (id, file) in &live {

@@ -79,8 +79,8 @@ pub(crate) struct Core {
     pub staged: StagedSegments,
     /// Staged segments found by this open, until the caller takes them.
     pub staged_found: Option<ColdSegments>,
-    /// Marks of clean streams, as in the state file.
-    pub clean_marks: BTreeMap<u64, CleanMark>,
+    /// Marks of clean streams, as in the state file. Shared, so that readers copy none of them.
+    pub clean_marks: Arc<BTreeMap<u64, CleanMark>>,
     /// Last entry for which cleaning, here or in the log that entries came from, may have removed
     /// earlier ones. Only grows.
     pub cleaned_upto: u64,
@@ -120,7 +120,7 @@ impl Core {
             memory_bytes: 0,
             staged: StagedSegments::default(),
             staged_found: None,
-            clean_marks: BTreeMap::new(),
+            clean_marks: Arc::default(),
             cleaned_upto: 0,
             cleaning: None,
             rolls_early: false,
@@ -176,7 +176,7 @@ impl Core {
                 .collect(),
             placements: upto.map_or(Vec::new(), |upto| self.log.unsealed_placements(upto)),
             staged: self.staged.clone(),
-            clean_marks: self.clean_marks.clone(),
+            clean_marks: Arc::clone(&self.clean_marks),
             cleaned_upto: self.cleaned_upto,
             checkpoint,
         }

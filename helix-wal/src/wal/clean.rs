@@ -1,6 +1,7 @@
 //! Cleaning the streams of a [`Wal`].
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use super::Wal;
 use crate::error::Error;
@@ -110,9 +111,24 @@ impl Wal {
         drop(payloads);
     }
 
-    /// Returns how far streams are clean, by stream.
-    pub fn clean_marks(&self) -> BTreeMap<u64, CleanMark> {
-        self.shared.lock().clean_marks.clone()
+    /// Returns whether a checkpoint would bring positions of the stream below `position` closer to
+    /// being cleaned: the last one does not cover all entries of their segments.
+    ///
+    /// Once it does, they wait for a purge, or for the end of their segment in memory.
+    pub fn needs_checkpoint(&self, stream: u64, position: u64) -> bool {
+        let core = self.shared.lock();
+        let log = &core.log;
+        let covered = log.checkpoint.map(|at| at.index);
+        let Some(held) = log.streams.get(&stream) else { return false };
+        let mut shares = held.rows.iter().filter(|share| share.row.first < position);
+        shares.any(|share| {
+            log.segment(share.row.segment).is_some_and(|held| !held.is_purged(covered))
+        })
+    }
+
+    /// Returns how far streams are clean, by stream. Cheap, whatever their number.
+    pub fn clean_marks(&self) -> Arc<BTreeMap<u64, CleanMark>> {
+        Arc::clone(&self.shared.lock().clean_marks)
     }
 
     /// Returns the last entry for which a cleaning may have removed earlier ones, in this log or in

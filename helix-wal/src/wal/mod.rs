@@ -315,7 +315,9 @@ impl Wal {
     pub fn drop_stream(&self, stream: u64) {
         let freed = {
             let mut core = self.shared.lock();
-            core.clean_marks.remove(&stream);
+            if core.clean_marks.contains_key(&stream) {
+                Arc::make_mut(&mut core.clean_marks).remove(&stream);
+            }
             core.log.drop_stream(stream)
         };
         if freed {

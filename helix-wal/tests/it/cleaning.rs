@@ -127,7 +127,7 @@ fn cleaned_streams_have_gaps_and_others_do_not_change() {
             log.reopen();
             log.check();
         }
-        assert_eq!(log.wal().clean_marks(), [(1, MARK), (2, MARK)].into());
+        assert_eq!(*log.wal().clean_marks(), [(1, MARK), (2, MARK)].into());
         assert_eq!(log.wal().cleaned_upto(), log.index);
         let read = |from: u64| {
             let read = log.wal().read_stream(1, from, 150, 1, ReadMode::Blocking);
@@ -152,7 +152,7 @@ fn cleaned_streams_have_gaps_and_others_do_not_change() {
     log.finish_work();
     log.check();
     log.drop_stream(1);
-    assert_eq!(log.wal().clean_marks(), [(2, MARK)].into());
+    assert_eq!(*log.wal().clean_marks(), [(2, MARK)].into());
 }
 
 /// Returns whether an entry has the bytes that it may have: its own or rewritten ones.
@@ -283,6 +283,39 @@ fn a_crash_at_any_step_loses_no_entry_that_stays() {
     }
 }
 
+/// Readers of the marks copy none of them, and a later change does not touch what they have.
+#[test]
+fn marks_are_shared_with_their_readers() {
+    let mut log = filled();
+    let before = log.wal().clean_marks();
+    let done = clean(&log.wal(), Arc::new(Thirds), &BELOW);
+    log.finish_work();
+    done.try_recv().unwrap().unwrap();
+    let after = log.wal().clean_marks();
+    assert!(Arc::ptr_eq(&after, &log.wal().clean_marks()));
+    assert_eq!((before.len(), after.len()), (0, 2));
+    log.drop_stream(1);
+    assert_eq!((after.len(), log.wal().clean_marks().len()), (2, 1));
+}
+
+#[test]
+fn a_checkpoint_is_needed_only_for_segments_that_it_does_not_cover() {
+    let mut log = filled();
+    let end = 150;
+    assert!(!log.wal().needs_checkpoint(3, end), "the checkpoint covers everything");
+    for _ in 0..40 {
+        log.append(3, 1500);
+    }
+    log.finish_work();
+    assert!(!log.wal().needs_checkpoint(3, end));
+    assert!(log.wal().needs_checkpoint(3, end + 1));
+    assert!(!log.wal().needs_checkpoint(9, end), "an unknown stream");
+    log.checkpoint();
+    // The segments are not purged, which another checkpoint would not change.
+    assert_eq!(log.wal().cleanable_upto(3), end);
+    assert!(!log.wal().needs_checkpoint(3, end + 1));
+}
+
 #[test]
 fn refused_requests_change_nothing_and_can_be_repeated() {
     let mut log = filled();
@@ -292,7 +325,7 @@ fn refused_requests_change_nothing_and_can_be_repeated() {
     assert!(text(second.try_recv().unwrap()).contains("another cleaning is running"));
     log.finish_work();
     assert!(text(done.try_recv().unwrap()).contains("cannot read the entry at"));
-    assert_eq!(log.wal().clean_marks(), BTreeMap::new());
+    assert_eq!(*log.wal().clean_marks(), BTreeMap::new());
     let done = clean(&log.wal(), Arc::new(Thirds), &[(2, 60)]);
     log.finish_work();
     done.try_recv().unwrap().unwrap();
@@ -380,7 +413,7 @@ fn a_stream_dropped_during_its_cleaning_gets_no_mark() {
         if reopened {
             log.reopen();
         }
-        assert_eq!(log.wal().clean_marks(), [(2, MARK)].into());
+        assert_eq!(*log.wal().clean_marks(), [(2, MARK)].into());
         log.check_streams();
     }
 }
@@ -488,7 +521,7 @@ fn a_cleaning_that_begins_during_a_compaction_misses_nothing() {
         done.try_recv().unwrap().unwrap();
         expect_thirds(&mut log);
         log.check();
-        assert_eq!(log.wal().clean_marks(), [(1, MARK), (2, MARK)].into());
+        assert_eq!(*log.wal().clean_marks(), [(1, MARK), (2, MARK)].into());
     }
     assert!(met > 0, "no cleaning began while segments were rewritten");
 }

@@ -88,12 +88,18 @@ impl CompactedLog {
     }
 
     pub(crate) fn checkpoint_and_purge(&mut self) {
+        let at = self.checkpoint();
+        self.wal().purge(at, Box::new(|result| result.unwrap()));
+        self.manual().idle();
+    }
+
+    /// Takes a checkpoint of everything, and returns its id.
+    pub(crate) fn checkpoint(&mut self) -> LogId {
         self.flush();
         self.manual().idle();
         let at = LogId { term: 1, index: self.index };
         self.wal().checkpoint(at, Bytes::from_static(b"state")).unwrap();
-        self.wal().purge(at, Box::new(|result| result.unwrap()));
-        self.manual().idle();
+        at
     }
 
     /// Trims a stream to its newest entries.

@@ -188,7 +188,8 @@ impl GroupPlan {
 /// Settings of a run's topic that is compacted by key.
 #[derive(Debug, Clone, Copy)]
 pub struct TablePlan {
-    /// Memory of the map from keys to offsets: for some keys, so that there are several passes.
+    /// Memory of a node's maps from keys to offsets: for some keys, so that there are several
+    /// passes, and shards wait for each other's.
     pub key_map_bytes: usize,
     pub cleaner_lag: Duration,
 }

@@ -1,23 +1,115 @@
 //! The latest offset of each key in a range of a partition, in bounded memory.
 
 use std::collections::HashMap;
+use std::io;
+use std::sync::{Arc, Mutex};
+
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use crate::sync;
 
 /// Bytes that an entry of the map takes beside its key at most: its part of the table while that
 /// grows, when the old one (27 bytes an entry) and one of twice that size exist, and rounding by
 /// the allocator.
 const ENTRY_EXTRA_BYTES: usize = 112;
 
+/// Parts into which the memory of a node is divided, and those that a pass begins with.
+const PARTS: usize = 16;
+const FIRST_PARTS: u32 = 4;
+
+/// Memory of the key maps of a node's cleaners.
+///
+/// A pass waits for its first parts in the order of arrival, while it has none. It takes further
+/// parts only if they are free, and ends at the record that does not fit. So a pass that runs alone
+/// may use all of them, and no two passes wait for each other.
+#[derive(Debug, Clone)]
+pub struct KeyMapMemory {
+    parts: Arc<Semaphore>,
+    part_bytes: usize,
+}
+
+impl KeyMapMemory {
+    /// Creates the memory of a node: about `bytes_max` bytes.
+    pub fn new(bytes_max: usize) -> Self {
+        Self { parts: Arc::new(Semaphore::new(PARTS)), part_bytes: (bytes_max / PARTS).max(1) }
+    }
+
+    /// Waits for the memory that a pass begins with.
+    ///
+    /// # Errors
+    /// If the process stops.
+    pub(super) async fn begin_pass(&self) -> io::Result<Arc<PassMemory>> {
+        let parts = self.parts.clone().acquire_many_owned(FIRST_PARTS).await;
+        let parts = parts.map_err(io::Error::other)?;
+        let bytes_left = parts.num_permits() * self.part_bytes;
+        let taken = Mutex::new(TakenParts { parts, bytes_left });
+        Ok(Arc::new(PassMemory { node: self.clone(), taken }))
+    }
+}
+
+/// Memory that one pass has taken for all of its maps.
+#[derive(Debug)]
+pub(super) struct PassMemory {
+    node: KeyMapMemory,
+    taken: Mutex<TakenParts>,
+}
+
+#[derive(Debug)]
+struct TakenParts {
+    parts: OwnedSemaphorePermit,
+    /// Bytes of these parts that no entry has.
+    bytes_left: usize,
+}
+
+impl PassMemory {
+    /// Returns whether a part is left for another map.
+    pub(super) fn has_part(&self) -> bool {
+        let mut taken = sync::lock(&self.taken);
+        taken.bytes_left >= self.node.part_bytes || self.add_part(&mut taken)
+    }
+
+    /// Gives back the parts that no entry uses, once all maps are filled.
+    pub(super) fn release_unused(&self) {
+        let mut taken = sync::lock(&self.taken);
+        let unused = taken.bytes_left / self.node.part_bytes;
+        taken.bytes_left %= self.node.part_bytes;
+        drop(taken.parts.split(unused));
+    }
+
+    /// Takes memory for an entry; all that is left if it `must` have some. Returns false, and takes
+    /// nothing, if it does not fit.
+    fn take(&self, bytes: usize, must: bool) -> bool {
+        let mut taken = sync::lock(&self.taken);
+        while taken.bytes_left < bytes {
+            if !self.add_part(&mut taken) {
+                if must {
+                    taken.bytes_left = 0;
+                }
+                return must;
+            }
+        }
+        taken.bytes_left -= bytes;
+        true
+    }
+
+    fn add_part(&self, taken: &mut TakenParts) -> bool {
+        let Ok(part) = self.node.parts.clone().try_acquire_owned() else { return false };
+        taken.parts.merge(part);
+        taken.bytes_left += self.node.part_bytes;
+        true
+    }
+}
+
 /// A map from key to its latest offset. Keys are stored as they are, so no two are ever confused.
 #[derive(Debug)]
 pub(super) struct KeyMap {
     latest: HashMap<Box<[u8]>, u64>,
-    bytes: usize,
-    bytes_max: usize,
+    memory: Arc<PassMemory>,
 }
 
 impl KeyMap {
-    pub(super) fn new(bytes_max: usize) -> Self {
-        Self { latest: HashMap::new(), bytes: 0, bytes_max }
+    pub(super) fn new(memory: Arc<PassMemory>) -> Self {
+        Self { latest: HashMap::new(), memory }
     }
 
     /// Sets the latest offset of a key; offsets grow from call to call.
@@ -29,11 +121,9 @@ impl KeyMap {
             *latest = offset;
             return true;
         }
-        let bytes = key.len() + ENTRY_EXTRA_BYTES;
-        if self.bytes + bytes > self.bytes_max && !self.latest.is_empty() {
+        if !self.memory.take(key.len() + ENTRY_EXTRA_BYTES, self.latest.is_empty()) {
             return false;
         }
-        self.bytes += bytes;
         self.latest.insert(key.into(), offset);
         true
     }
@@ -41,8 +131,79 @@ impl KeyMap {
     pub(super) fn latest(&self, key: &[u8]) -> Option<u64> {
         self.latest.get(key).copied()
     }
+}
 
-    pub(super) fn bytes(&self) -> usize {
-        self.bytes
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt;
+
+    use super::*;
+
+    /// Bytes of a part in these tests: one key.
+    const KEY_BYTES: usize = ENTRY_EXTRA_BYTES + 8;
+
+    fn begin(memory: &KeyMapMemory) -> Option<Arc<PassMemory>> {
+        memory.begin_pass().now_or_never().map(Result::unwrap)
+    }
+
+    /// Fills a map with new keys until it is full. Returns how many it took.
+    fn fill(map: &mut KeyMap) -> u64 {
+        (0..).take_while(|key: &u64| map.set(&key.to_le_bytes(), *key)).count() as u64
+    }
+
+    #[test]
+    fn a_pass_that_is_alone_takes_all_and_gives_it_back() {
+        let memory = KeyMapMemory::new(PARTS * KEY_BYTES);
+        for _ in 0..2 {
+            let pass = begin(&memory).unwrap();
+            let mut map = KeyMap::new(pass.clone());
+            assert_eq!(fill(&mut map), PARTS as u64);
+            assert!(map.set(&0_u64.to_le_bytes(), 99), "a known key needs no memory");
+            assert!(!pass.has_part());
+            assert!(begin(&memory).is_none());
+        }
+    }
+
+    #[test]
+    fn passes_never_wait_for_each_other_with_memory() {
+        let memory = KeyMapMemory::new(PARTS * KEY_BYTES);
+        let (first, second) = (begin(&memory).unwrap(), begin(&memory).unwrap());
+        let (mut one, mut two) = (KeyMap::new(first), KeyMap::new(second));
+        // Both are full, and their passes end.
+        assert_eq!((fill(&mut one), fill(&mut two)), (12, 4));
+        // The next pass has its turn before the ones that go on.
+        let mut third = Box::pin(memory.begin_pass());
+        assert!(third.as_mut().now_or_never().is_none());
+        drop(two);
+        assert!(!one.set(b"new", 100), "what is free belongs to the pass that waits");
+        let third = third.now_or_never().unwrap().unwrap();
+        assert_eq!(fill(&mut KeyMap::new(third)), 4);
+    }
+
+    #[test]
+    fn unused_parts_are_free_once_the_maps_are_filled() {
+        let memory = KeyMapMemory::new(PARTS * KEY_BYTES);
+        let pass = begin(&memory).unwrap();
+        let mut maps = [KeyMap::new(pass.clone()), KeyMap::new(pass.clone())];
+        for map in &mut maps {
+            assert!(map.set(b"12345678", 1));
+        }
+        pass.release_unused();
+        let other = begin(&memory).unwrap();
+        assert_eq!(fill(&mut KeyMap::new(other)), PARTS as u64 - 2);
+        drop((pass, maps));
+        assert!(begin(&memory).is_some());
+    }
+
+    #[test]
+    fn an_empty_map_takes_any_key_and_nothing_else_then() {
+        let memory = KeyMapMemory::new(1);
+        let pass = begin(&memory).unwrap();
+        let mut map = KeyMap::new(pass.clone());
+        assert!(map.set(&[7; 10_000], 1));
+        assert!(!map.set(b"", 2) && map.set(&[7; 10_000], 3));
+        assert_eq!((map.latest(&[7; 10_000]), map.latest(b"")), (Some(3), None));
+        assert!(!pass.has_part());
+        assert!(KeyMap::new(pass).set(b"", 4), "an empty key is a key");
     }
 }

@@ -20,12 +20,14 @@ use std::time::Duration;
 use helix_proto::compaction::Codecs;
 use helix_wal::{CleanMark, CleanRequest, Placement, ReadMode, StoredEntry, Wal};
 use tokio::sync::oneshot;
+use tokio::time::Instant;
 
 use super::Shard;
-use crate::limits::{CLEANER_INTERVAL, CLEANER_READ_BYTES, CLEANER_READ_RATE, CLEANER_RETRY_DELAY};
+use crate::limits::{CLEANER_INTERVAL, CLEANER_READ_BYTES, CLEANER_READ_RATE};
 use crate::log::{CleanupState, Partition, PartitionId};
 use crate::raft::DiskReads;
 pub use codecs::CleanerCodecs;
+pub use key_map::KeyMapMemory;
 use pass::{CleanFilter, CleanPass, StoredBytes};
 pub(super) use report::CleanerReport;
 pub use report::{CleanerStats, PartitionCleanup};
@@ -47,8 +49,18 @@ impl DueRound {
             // Only what readers need: every replica may lack these records.
             round.upto = round.cleaned;
         }
-        let log_start = partition.log_start;
-        let due = Self { partition: partition.id, log_start, round, mark };
+        Self::of_round(partition, round, mark)
+    }
+
+    /// Returns the work that the last round leaves if the topic is still compacted.
+    ///
+    /// The leader may know so, and this replica not yet: the setting was changed there and back.
+    fn of_last_round(partition: &Partition, mark: CleanMark) -> Option<Self> {
+        Self::of_round(partition, partition.cleanup, mark)
+    }
+
+    fn of_round(partition: &Partition, round: CleanupState, mark: CleanMark) -> Option<Self> {
+        let due = Self { partition: partition.id, log_start: partition.log_start, round, mark };
         (!due.is_done()).then_some(due)
     }
 
@@ -70,6 +82,16 @@ impl DueRound {
     fn tombstones_below(&self) -> u64 {
         let wanted = self.round.tombstones_below;
         if self.clean() >= wanted { wanted } else { self.mark.also.min(self.clean()) }
+    }
+
+    /// Returns the offset up to which the partition can be cleaned now, of those below `cleanable`;
+    /// `None` if nothing can be done.
+    fn end(&self, cleanable: u64) -> Option<u64> {
+        // Of a topic that is no longer compacted more may be clean than what is still decided.
+        let end = cleanable.min(self.round.upto.max(self.clean()));
+        let has_records = end > self.clean();
+        let has_tombstones = end >= self.clean() && self.tombstones_below() > self.mark.also;
+        (has_records || has_tombstones).then_some(end)
     }
 }
 
@@ -102,11 +124,6 @@ pub(super) async fn run(shard: Arc<Shard>) {
                 Ok(false) => break,
                 Err(PassError { why, .. }) => {
                     tracing::warn!(shard_id = shard.id(), why, "cannot compact by key yet");
-                    tokio::select! {
-                        biased;
-                        () = shard.closed.cancelled() => return,
-                        () = tokio::time::sleep(CLEANER_RETRY_DELAY) => {}
-                    }
                     break;
                 }
             }
@@ -135,15 +152,21 @@ async fn clean_some(shard: &Arc<Shard>, due: &[DueRound]) -> Result<bool, PassEr
     let mut passes = BTreeMap::new();
     let mut marks = BTreeMap::new();
     let mut dirty = BTreeMap::new();
-    let map_bytes_max = shard.log_limits.key_map_bytes;
-    let mut map_bytes = map_bytes_max;
-    let ends = due.iter().filter_map(|due| Some((*due, cleanable_end(&shard.wal, due)?)));
-    let chosen = shard.cleaner.choose(ends);
+    let end = |due: &DueRound| due.end(shard.wal.cleanable_upto(due.partition.0));
+    let ends = due.iter().filter_map(|due| Some((*due, end(due)?)));
+    let chosen = shard.cleaner.choose(ends, Instant::now());
+    if chosen.is_empty() {
+        return Ok(false);
+    }
+    let memory = shard.key_maps.begin_pass().await?;
     let mut failure = None;
     for (due, end) in chosen {
+        if !memory.has_part() {
+            break;
+        }
         shard.cleaner.end_turn(due.partition);
         let tombstones_below = due.tombstones_below();
-        let pass = CleanPass::new(due.clean(), tombstones_below, map_bytes);
+        let pass = CleanPass::new(due.clean(), tombstones_below, memory.clone());
         let filled = match fill(shard, &due, pass, end).await {
             Ok(pass) => find_dirty(shard, &due, pass).await,
             Err(error) => Err(error),
@@ -151,21 +174,21 @@ async fn clean_some(shard: &Arc<Shard>, due: &[DueRound]) -> Result<bool, PassEr
         let (pass, ranges) = match filled {
             Ok(filled) => filled,
             Err(error) => {
-                shard.cleaner.fail([due.partition], &error);
+                shard.cleaner.fail([due.partition], &error, Instant::now());
                 failure = Some(error);
                 continue;
             }
         };
         dirty.insert(due.partition.0, ranges);
-        map_bytes = map_bytes.saturating_sub(pass.map_bytes());
         let is_full = pass.is_full();
         let also = tombstones_below.max(due.mark.also);
         marks.insert(due.partition.0, CleanMark { upto: pass.upto(), also });
         passes.insert(due.partition.0, pass);
-        if is_full || map_bytes < map_bytes_max / 8 {
+        if is_full {
             break;
         }
     }
+    memory.release_unused();
     if passes.is_empty() {
         return failure.map_or(Ok(false), Err);
     }
@@ -177,7 +200,11 @@ async fn clean_some(shard: &Arc<Shard>, due: &[DueRound]) -> Result<bool, PassEr
     let done_sender = Box::new(move |result| drop(sender.send(result)));
     let request = CleanRequest { filter: filter.clone(), below, dirty, marks, done: done_sender };
     shard.wal.clean(request);
-    match done.await {
+    let done = done.await;
+    let has_refused = filter.has_refused();
+    // Freeing a map of many keys takes a while.
+    shard.run_blocking(move || drop(filter)).await?;
+    match done {
         Ok(Ok(())) => {
             shard.cleaner.succeed(&partitions);
             Ok(true)
@@ -186,21 +213,13 @@ async fn clean_some(shard: &Arc<Shard>, due: &[DueRound]) -> Result<bool, PassEr
             shard.reads.note(&error);
             let mut error = PassError::from(error);
             // The log says the same of a batch that the filter refuses, and of a busy segment.
-            error.is_transient &= !filter.has_refused();
+            error.is_transient &= !has_refused;
             // Only one of several may be the reason, so they are tried one by one next.
-            shard.cleaner.fail(partitions, &error);
+            shard.cleaner.fail(partitions, &error, Instant::now());
             Err(error)
         }
         Err(_) => Err(helix_wal::Error::Closed.into()),
     }
-}
-
-/// Returns the offset up to which a partition can be cleaned now; `None` if nothing can be done.
-fn cleanable_end(wal: &Wal, due: &DueRound) -> Option<u64> {
-    let end = wal.cleanable_upto(due.partition.0).min(due.round.upto);
-    let has_records = end > due.clean();
-    let has_tombstones = end >= due.clean() && due.tombstones_below() > due.mark.also;
-    (has_records || has_tombstones).then_some(end)
 }
 
 /// Reads a partition's records into the map of a pass.

@@ -2,6 +2,7 @@
 //! Pure; the log reads the entries and rewrites them.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use helix_proto::compaction::{
@@ -10,7 +11,7 @@ use helix_proto::compaction::{
 use helix_wal::{Entry, EntryFilter, FilteredEntry, Payload, Placement};
 
 use super::codecs::CleanerCodecs;
-use super::key_map::KeyMap;
+use super::key_map::{KeyMap, PassMemory};
 use crate::log::{BatchHead, Head, KeptOffsets};
 use crate::raft::{decode_head, encode_head};
 
@@ -28,8 +29,8 @@ pub(super) struct CleanPass {
 }
 
 impl CleanPass {
-    pub(super) fn new(from: u64, tombstones_below: u64, map_bytes_max: usize) -> Self {
-        let map = KeyMap::new(map_bytes_max);
+    pub(super) fn new(from: u64, tombstones_below: u64, memory: Arc<PassMemory>) -> Self {
+        let map = KeyMap::new(memory);
         Self { map, from, upto: from, tombstones_below, is_full: false }
     }
 
@@ -41,10 +42,6 @@ impl CleanPass {
     /// Returns whether no further record fits.
     pub(super) fn is_full(&self) -> bool {
         self.is_full
-    }
-
-    pub(super) fn map_bytes(&self) -> usize {
-        self.map.bytes()
     }
 
     /// Adds the records of an entry, which follows the previous one. Stops at `end`.

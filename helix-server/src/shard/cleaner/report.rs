@@ -4,11 +4,12 @@ use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::time::Duration;
 
+use helix_wal::CleanMark;
 use tokio::time::Instant;
 
 use super::super::Shard;
-use super::{DueRound, PassError, due_rounds};
-use crate::limits::{CLEANER_STREAMS_MAX, CLEANUP_REPORT_MAX};
+use super::{DueRound, PassError};
+use crate::limits::{CLEANER_RETRY_DELAY, CLEANER_STREAMS_MAX, CLEANUP_REPORT_MAX};
 use crate::log::{Partition, PartitionId};
 use crate::sync;
 
@@ -32,6 +33,8 @@ pub struct CleanerStats {
     pub read_bytes: u64,
     /// Partitions whose decided round is not done here.
     pub behind_partitions: u64,
+    /// Partitions that are served in part only: see [`Shard::blocked_partitions`].
+    pub blocked_partitions: u64,
     /// Partitions whose last attempts failed.
     pub uncleanable_partitions: u64,
     /// Bytes of compacted partitions in this log.
@@ -54,6 +57,8 @@ struct ReportState {
     read_bytes: u64,
     /// Partitions whose last attempt failed.
     failures: BTreeMap<PartitionId, CleanFailure>,
+    /// When one of them is tried again; `None` for at once.
+    retry_at: Option<Instant>,
     /// The last partition that had its turn.
     last_turn: Option<PartitionId>,
     /// When decided rounds began to wait for segments.
@@ -102,17 +107,19 @@ impl CleanerReport {
     }
 
     /// Chooses the partitions of the next pass, from the one after the last turn on: a table that
-    /// needs many passes fills the map in each. Those that failed come last and alone, the one with
-    /// the fewest attempts first, so that they stop neither others nor each other.
+    /// needs many passes fills the map in each. Of those that failed one is tried alone after each
+    /// delay, the one with the fewest attempts first. So they stop neither others nor each other,
+    /// and partitions that are always due do not stop them.
     pub(super) fn choose(
         &self,
         due: impl Iterator<Item = (DueRound, u64)>,
+        now: Instant,
     ) -> Vec<(DueRound, u64)> {
         let inner = sync::lock(&self.inner);
         let attempts = |due: &DueRound| inner.failures.get(&due.partition).map(|it| it.attempts);
         let (mut failed, mut fine): (Vec<_>, Vec<_>) =
             due.partition(|(due, _)| attempts(due).is_some());
-        if fine.is_empty() {
+        if !failed.is_empty() && inner.retry_at.is_none_or(|at| now >= at) {
             failed.sort_by_key(|(due, _)| attempts(due));
             failed.truncate(1);
             return failed;
@@ -132,8 +139,10 @@ impl CleanerReport {
         &self,
         partitions: impl IntoIterator<Item = PartitionId>,
         error: &PassError,
+        now: Instant,
     ) {
         let mut inner = sync::lock(&self.inner);
+        inner.retry_at = Some(now + CLEANER_RETRY_DELAY);
         for partition in partitions {
             let attempts = inner.failures.get(&partition).map_or(0, |it| it.attempts);
             inner.failures.insert(partition, CleanFailure::new(error, attempts));
@@ -144,7 +153,9 @@ impl CleanerReport {
         let mut inner = sync::lock(&self.inner);
         inner.passes += 1;
         for partition in partitions {
-            inner.failures.remove(partition);
+            if inner.failures.remove(partition).is_some() {
+                inner.retry_at = None;
+            }
         }
     }
 
@@ -184,10 +195,15 @@ impl CleanerReport {
     }
 }
 
+/// Returns whether a replica with this mark may not serve all of a partition.
+fn is_blocked(partition: &Partition, mark: CleanMark) -> bool {
+    mark.upto.max(partition.log_start) < partition.cleanup.cleaned
+}
+
 impl Shard {
     /// Returns the last applied entry, and the partitions whose last round up to it is not done
-    /// here, with the offsets below which they are clean. 0 and none if the shard has no rounds, or
-    /// if there are too many to say.
+    /// here, whatever the setting of their topic, with the offsets below which they are clean. 0
+    /// and none if the shard has no rounds, or if there are too many to say.
     pub fn cleanup_report(&self) -> (u64, Vec<(u64, u64)>) {
         let marks = self.wal.clean_marks();
         let mark = |partition: &Partition| marks.get(&partition.id.0).copied().unwrap_or_default();
@@ -198,7 +214,7 @@ impl Shard {
             let mut not_clean = Vec::new();
             for it in state.partitions_with_rounds() {
                 known = known.max(it.cleanup.round_index).max(it.cleanup.cleaned_index);
-                match DueRound::of(it, mark(it)) {
+                match DueRound::of_last_round(it, mark(it)) {
                     _ if is_memory => not_clean.push((it.id.0, 0)),
                     Some(due) => not_clean.push((it.id.0, due.clean())),
                     None => {}
@@ -218,12 +234,10 @@ impl Shard {
     /// have forgotten tombstones whose older records it still has.
     pub fn blocked_partitions(&self) -> u64 {
         let marks = self.wal.clean_marks();
+        let mark = |it: &Partition| marks.get(&it.id.0).copied().unwrap_or_default();
         self.machine.read_state(|state| {
-            let is_blocked = |it: &&Partition| {
-                let upto = marks.get(&it.id.0).map_or(0, |mark| mark.upto);
-                upto.max(it.log_start) < it.cleanup.cleaned
-            };
-            state.partitions_with_rounds().filter(is_blocked).count() as u64
+            let blocked = state.partitions_with_rounds().filter(|it| is_blocked(it, mark(it)));
+            blocked.count() as u64
         })
     }
 
@@ -270,8 +284,16 @@ impl Shard {
     }
 
     pub fn cleaner_stats(&self) -> CleanerStats {
-        let behind = due_rounds(self).len() as u64;
-        let (table_bytes, dirty_bytes, lag) = self.dirty();
+        let marks = self.wal.clean_marks();
+        let is_on_disk = !self.wal.is_memory();
+        let (behind_partitions, blocked_partitions) = self.machine.read_state(|state| {
+            state.partitions_with_rounds().fold((0, 0), |(behind, blocked), it| {
+                let mark = marks.get(&it.id.0).copied().unwrap_or_default();
+                let is_behind = is_on_disk && DueRound::of(it, mark).is_some();
+                (behind + u64::from(is_behind), blocked + u64::from(is_blocked(it, mark)))
+            })
+        });
+        let (table_bytes, dirty_bytes, lag) = self.dirty(&marks);
         let inner = sync::lock(&self.cleaner.inner);
         CleanerStats {
             table_bytes,
@@ -279,14 +301,15 @@ impl Shard {
             lag,
             passes: inner.passes,
             read_bytes: inner.read_bytes,
-            behind_partitions: behind,
+            behind_partitions,
+            blocked_partitions,
             uncleanable_partitions: inner.uncleanable().count() as u64,
         }
     }
 
     /// Returns the bytes of compacted partitions, those that are not compacted here, and the lag,
     /// of as many partitions as one pass takes.
-    fn dirty(&self) -> (u64, u64, Duration) {
+    fn dirty(&self, marks: &BTreeMap<u64, CleanMark>) -> (u64, u64, Duration) {
         let of = |it: &Partition| (it.id, it.log_start, it.cleanup.upto);
         let tables: Vec<(PartitionId, u64, u64)> = self.machine.read_state(|state| {
             state.compacted_partitions().take(CLEANER_STREAMS_MAX).map(of).collect()
@@ -294,7 +317,7 @@ impl Shard {
         let now_us = self.clock.retention_us().unwrap_or(0);
         let (mut all, mut dirty, mut lag_us) = (0, 0, 0);
         for (id, log_start, upto) in tables {
-            let clean = self.wal.clean_mark(id.0).upto.min(upto).max(log_start);
+            let clean = marks.get(&id.0).map_or(0, |mark| mark.upto).min(upto).max(log_start);
             for row in self.wal.stream_rows(id.0) {
                 all += row.bytes;
                 if row.next > clean {

@@ -1,9 +1,11 @@
 //! Passes against a simple model: a map of latest values.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::FutureExt;
 use helix_proto::batch;
 use helix_proto::compaction::Codecs;
 use helix_proto::compression::{BatchCodec, Compressor};
@@ -13,10 +15,15 @@ use rand::RngExt;
 use rand::rngs::StdRng;
 use tokio::time::Instant;
 
+use super::key_map::PassMemory;
 use super::pass::{CleanPass, StoredBytes};
-use super::{CleanerReport, DueRound, PassError};
+use super::{CleanerReport, DueRound, KeyMapMemory, PassError};
+use crate::limits::CLEANER_RETRY_DELAY;
 use crate::log::testing::seeded;
-use crate::log::{BatchHead, CleanupState, Condition, Head, PartitionId};
+use crate::log::{
+    BatchHead, CleanupState, Condition, FencingToken, Head, Partition, PartitionId,
+    PartitionSettings,
+};
 use crate::raft::{decode_head, encode_head};
 
 const STREAM: u64 = 7;
@@ -65,6 +72,11 @@ impl Stored {
         };
         offsets.into_iter().zip(records).map(record).collect()
     }
+}
+
+/// Returns memory of a node for one pass.
+fn memory(bytes: usize) -> Arc<PassMemory> {
+    KeyMapMemory::new(bytes).begin_pass().now_or_never().unwrap().unwrap()
 }
 
 struct Table {
@@ -183,7 +195,7 @@ fn passes_keep_the_latest_record_of_each_key() {
             forgotten = rng.random_range(forgotten..=clean);
             let mut passes = 0;
             while clean < upto || passes == 0 {
-                let mut pass = CleanPass::new(clean, forgotten, map_bytes);
+                let mut pass = CleanPass::new(clean, forgotten, memory(map_bytes));
                 for stored in &table.stored {
                     if stored.placement.first >= upto || pass.is_full() {
                         break;
@@ -235,7 +247,7 @@ fn a_damaged_batch_is_refused_with_its_offset() {
     table.append(3);
     let mut stored = table.stored.remove(0);
     stored.payload.crc ^= 1;
-    let mut pass = CleanPass::new(0, 0, 1_000);
+    let mut pass = CleanPass::new(0, 0, memory(1_000));
     let mut codecs = Codecs::default();
     let why = pass.add(&stored.placement, &stored.bytes(), 100, &mut codecs).unwrap_err();
     assert_eq!(why, "the batch at offset 40 cannot be compacted: checksum mismatch");
@@ -267,7 +279,7 @@ fn a_batch_that_is_no_list_of_records_stays() {
     hasher.update(&bytes);
     stored.payload = Payload { bytes, crc: hasher.finalize(), crc_seed };
     stored.head = encode_head(&Head::Batch(head));
-    let mut pass = CleanPass::new(0, 100, 1_000);
+    let mut pass = CleanPass::new(0, 100, memory(1_000));
     let mut codecs = Codecs::default();
     pass.add(&stored.placement, &stored.bytes(), 100, &mut codecs).unwrap();
     assert_eq!(pass.upto(), stored.placement.first + u64::from(stored.placement.count));
@@ -299,37 +311,83 @@ fn tombstones_go_only_in_a_pass_after_everything_older_went() {
 }
 
 #[test]
-fn partitions_that_failed_wait_for_others_and_take_turns() {
+fn a_pass_ends_where_segments_or_the_round_do() {
+    let mark = |upto, also| CleanMark { upto, also };
+    let ends = |due: DueRound| [0, 40, 60, 90, u64::MAX].map(|cleanable| due.end(cleanable));
+    let all = Some(100);
+    assert_eq!(ends(due(100, 0, mark(0, 0))), [None, Some(40), Some(60), Some(90), all]);
+    assert_eq!(ends(due(100, 0, mark(60, 0))), [None, None, None, Some(90), all]);
+    // Tombstones need what is clean to be cleanable, but no new records.
+    assert_eq!(ends(due(100, 60, mark(60, 0))), [None, None, Some(60), Some(90), all]);
+    assert_eq!(ends(due(100, 60, mark(100, 0))), [None, None, None, None, all]);
+    // The topic is no longer compacted, and this replica has done more than is still decided.
+    assert_eq!(ends(due(60, 60, mark(90, 0))), [None, None, None, Some(90), Some(90)]);
+    assert_eq!(ends(due(60, 60, mark(90, 60))), [None; 5]);
+}
+
+/// Otherwise a leader that knows of both changes would take the replica for clean.
+#[test]
+fn a_replica_reports_a_round_also_while_its_topic_is_not_compacted() {
+    let partition = |cleanup| Partition {
+        id: PartitionId(STREAM),
+        topic_id: 1,
+        number: 0,
+        settings: Arc::new(PartitionSettings { cleanup, ..PartitionSettings::default() }),
+        log_start: 0,
+        next_offset: 200,
+        last_time_us: 0,
+        fencing_token: FencingToken::default(),
+        cleanup: CleanupState { upto: 100, cleaned: 60, ..CleanupState::default() },
+    };
+    let mark = CleanMark { upto: 80, also: 0 };
+    for (cleanup, is_due) in [(0, false), (2, true)] {
+        assert_eq!(DueRound::of(&partition(cleanup), mark).is_some(), is_due);
+        let reported = DueRound::of_last_round(&partition(cleanup), mark).unwrap();
+        assert_eq!(reported.clean(), 80);
+        let mark = CleanMark { upto: 100, also: 0 };
+        assert_eq!(DueRound::of_last_round(&partition(cleanup), mark), None);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn partitions_that_failed_and_others_do_not_stop_each_other() {
     let report = CleanerReport::default();
     let due = |id| (DueRound { partition: PartitionId(id), ..due(9, 0, CleanMark::default()) }, 9);
-    let chosen = |ids: &[u64]| -> Vec<u64> {
-        let chosen = report.choose(ids.iter().map(|id| due(*id)));
+    let start = Instant::now();
+    let after = |delays: u32| start + delays * CLEANER_RETRY_DELAY;
+    let chosen = |ids: &[u64], delays: u32| -> Vec<u64> {
+        let chosen = report.choose(ids.iter().map(|id| due(*id)), after(delays));
         chosen.into_iter().map(|(due, _)| due.partition.0).collect()
     };
-    assert_eq!(chosen(&[1, 2, 3]), [1, 2, 3]);
+    assert_eq!(chosen(&[1, 2, 3], 0), [1, 2, 3]);
     report.end_turn(PartitionId(2));
-    assert_eq!(chosen(&[1, 2, 3]), [3, 1, 2], "whatever the first two leave to do");
+    assert_eq!(chosen(&[1, 2, 3], 0), [3, 1, 2], "whatever the first two leave to do");
     report.end_turn(PartitionId(3));
-    assert_eq!(chosen(&[1, 2, 3]), [1, 2, 3]);
-    let fail = |ids: &[u64], is_transient| {
+    assert_eq!(chosen(&[1, 2, 3], 0), [1, 2, 3]);
+    let fail = |ids: &[u64], is_transient, delays: u32| {
         let error = PassError { why: "why".to_owned(), is_transient };
-        report.fail(ids.iter().map(|id| PartitionId(*id)), &error);
+        report.fail(ids.iter().map(|id| PartitionId(*id)), &error, after(delays));
     };
-    fail(&[1, 2], false);
-    assert_eq!(chosen(&[1, 2, 3]), [3]);
-    assert_eq!(chosen(&[1, 2]), [1], "alone");
-    fail(&[1], false);
-    assert_eq!(chosen(&[1, 2]), [2], "in turn");
-    fail(&[2], false);
+    fail(&[1, 2], false, 0);
+    assert_eq!(chosen(&[1, 2, 3], 0), [3], "others go on at once");
+    assert_eq!(chosen(&[1, 2], 0), [0; 0], "a retry waits");
+    assert_eq!(chosen(&[1, 2, 3], 1), [1], "alone, although another partition is always due");
+    fail(&[1], false, 1);
+    assert_eq!(chosen(&[1, 2, 3], 1), [3]);
+    assert_eq!(chosen(&[1, 2, 3], 2), [2], "in turn");
+    fail(&[2], false, 2);
+    assert_eq!(chosen(&[1, 2], 3), [1]);
+    report.succeed(&[PartitionId(3)]);
+    assert_eq!(chosen(&[1, 2], 2), [0; 0], "only a retry that succeeds is followed by the next");
     report.succeed(&[PartitionId(1)]);
-    assert_eq!(chosen(&[1, 2]), [1]);
+    assert_eq!(chosen(&[1, 2], 2), [2]);
     let uncleanable = || report.uncleanable().into_iter().map(|(id, _)| id.0).collect::<Vec<_>>();
     assert_eq!(uncleanable(), [2]);
     // A failure that may pass is reported only once it has not.
-    fail(&[1], true);
-    fail(&[1], true);
-    assert_eq!((chosen(&[1]), uncleanable()), (vec![1], vec![2]));
-    fail(&[1], true);
+    fail(&[1], true, 3);
+    fail(&[1], true, 4);
+    assert_eq!((chosen(&[1], 5), uncleanable()), (vec![1], vec![2]));
+    fail(&[1], true, 5);
     assert_eq!(uncleanable(), [1, 2]);
 }
 
@@ -362,7 +420,7 @@ fn only_changed_batches_are_dirty() {
     }
     let mut codecs = Codecs::default();
     for (upto, forgotten) in [(table.next, 0), (table.next / 2, 0), (table.next, table.next)] {
-        let mut pass = CleanPass::new(0, forgotten, 1 << 20);
+        let mut pass = CleanPass::new(0, forgotten, memory(1 << 20));
         let mut latest = BTreeMap::new();
         for stored in &table.stored {
             pass.add(&stored.placement, &stored.bytes(), upto, &mut codecs).unwrap();

@@ -2,8 +2,8 @@
 //!
 //! Both come with new records, which also replace older ones in memory. Where none come, the
 //! replica begins a segment early, drops its entries from memory once they are purged, and asks for
-//! a checkpoint. The leader releases the log up to a new checkpoint. So each replica finishes the
-//! rounds of an idle shard.
+//! a checkpoint of what the last one does not cover. The leader releases the log up to a new
+//! checkpoint. So each replica finishes the rounds of an idle shard.
 
 use tokio::time::Instant;
 
@@ -51,7 +51,11 @@ impl Shard {
         let has_rolled = waiting.iter().any(|(id, upto)| self.wal.roll_early(id.0, *upto));
         let (shard_id, partitions) = (self.id(), waiting.len());
         tracing::debug!(shard_id, partitions, has_rolled, "making records cleanable");
-        self.cleaner.want_checkpoint();
+        // Segments that the last checkpoint covers wait for the leader's release, which does not
+        // depend on checkpoints of this replica.
+        if waiting.iter().any(|(id, upto)| self.wal.needs_checkpoint(id.0, *upto)) {
+            self.cleaner.want_checkpoint();
+        }
         true
     }
 }
