@@ -162,14 +162,15 @@ pub const HEADER_LIST_BYTES_MAX: u32 = 8 << 10;
 /// streams that it has read before it does anything else, so few connections have such streams at a
 /// time.
 ///
-/// From a client that cancels calls it reads at most `READ_TURN_BYTES` in between, in which fewer
-/// real calls fit. Before the first cancelled call is known, one read may bring all that the
-/// socket's buffer holds, which is several times the streams that may be open.
+/// From a client that cancels many calls it reads at most `READ_TURN_BYTES` in between, in which
+/// fewer real calls fit. Before these are known, one read may bring all that the socket's buffer
+/// holds, which is several times the streams that may be open.
 pub const RESETS_PENDING_MAX: usize = 8 * STREAMS_PER_CONNECTION_MAX as usize;
 pub const RESETS_BY_ERROR_MAX: usize = 1_024;
 
-/// Bytes that a connection whose client cancels calls reads at once, and the pause after them, in
-/// which it accepts the streams in them.
+/// Bytes that a connection reads at once if its client cancels more than `CANCELLED_UNPACED` calls
+/// within a second, and the pause after them, in which it accepts the streams in them.
+pub const CANCELLED_UNPACED: u32 = 256;
 pub const READ_TURN_BYTES: usize = 32 << 10;
 pub const READ_TURN_PAUSE: Duration = Duration::from_millis(1);
 

@@ -2,6 +2,7 @@
 //! `limit_events.rs` counts what the limits refused or closed. Knows neither gRPC nor records.
 
 mod call_shares;
+mod cancelled_calls;
 mod connection;
 mod limit_events;
 

@@ -12,6 +12,7 @@ use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout};
 
 use super::call_shares::ClientAddress;
+use super::cancelled_calls::CancelledCalls;
 use super::{ClientLoad, LoadPermit, Waiting, permits};
 use crate::error::{Error, Result};
 use crate::limits;
@@ -46,8 +47,7 @@ pub struct ClientConnection {
     unread: Mutex<Vec<(Instant, u64, usize)>>,
     next_response: AtomicU64,
     calls: Mutex<OpenCalls>,
-    /// Time until which the cancelled calls would take at the rate that is allowed.
-    cancelled_until: Mutex<Option<Instant>>,
+    cancelled_calls: Mutex<CancelledCalls>,
 }
 
 /// Open calls of a connection, and when a call began or ended, or a response was read.
@@ -134,7 +134,7 @@ impl ClientConnection {
             unread: Mutex::default(),
             next_response: AtomicU64::new(0),
             calls: Mutex::new(OpenCalls { count: 0, changed_at: Instant::now() }),
-            cancelled_until: Mutex::default(),
+            cancelled_calls: Mutex::default(),
         })
     }
 
@@ -227,25 +227,15 @@ impl ClientConnection {
         self.load.acquire_call(open)
     }
 
-    /// Counts a call that its client cancelled.
-    fn add_cancelled(&self) {
-        let now = Instant::now();
-        let mut until = sync::lock(&self.cancelled_until);
-        let since = until.map_or(now, |until| until.max(now));
-        *until = Some(since + Duration::from_secs(1) / limits::CANCELLED_PER_SECOND);
-    }
-
-    /// Returns true if the client has cancelled calls in the last second.
+    /// Returns true if the client cancels so many calls that its requests are read in small turns.
     pub fn is_cancelling(&self) -> bool {
-        let until = *sync::lock(&self.cancelled_until);
-        until.is_some_and(|until| until + Duration::from_secs(1) > Instant::now())
+        sync::lock(&self.cancelled_calls).are_many(Instant::now())
     }
 
     /// Returns the time until which the connection is not read, if its client has cancelled calls
     /// faster than [`limits::CANCELLED_PER_SECOND`] for longer than [`limits::CANCELLED_BURST`].
     pub fn read_again_at(&self) -> Option<Instant> {
-        let until = (*sync::lock(&self.cancelled_until))?;
-        until.checked_sub(limits::CANCELLED_BURST).filter(|until| *until > Instant::now())
+        sync::lock(&self.cancelled_calls).read_again_at(Instant::now())
     }
 
     pub fn load(&self) -> &Arc<ClientLoad> {
@@ -548,7 +538,7 @@ impl CallMemory {
 impl Drop for CallMemory {
     fn drop(&mut self) {
         if !self.is_finished.load(Ordering::Relaxed) {
-            self.connection.add_cancelled();
+            sync::lock(&self.connection.cancelled_calls).add(Instant::now());
         }
         self.connection.change_calls(|count| count - 1);
     }
