@@ -1,4 +1,5 @@
 //! State of this process, as the operating system reports it: CPU time, memory, ignored signals.
+//! Chooses the size of its pages.
 
 use rustix::time::{ClockId, clock_gettime};
 
@@ -13,6 +14,13 @@ pub(crate) fn cpu_time_us() -> u64 {
 /// Returns the resident memory; 0 if the system does not report it.
 pub(crate) fn rss_bytes() -> u64 {
     resident_pages().unwrap_or(0) * rustix::param::page_size() as u64
+}
+
+/// Lets the process use pages of 4 KiB only, so that it never waits while 2 MiB are zero-filled.
+///
+/// Ignored where the kernel has no such setting: it only makes allocations slower.
+pub(crate) fn use_small_pages() {
+    let _ = rustix::thread::disable_transparent_huge_pages(true);
 }
 
 /// Returns whether the process was started with SIGHUP ignored, as by `nohup`.
