@@ -14,13 +14,13 @@ set -Eeuo pipefail
 shopt -s inherit_errexit
 cd "$(dirname "$0")/.."
 
-seconds=10 warmup=2s pubsub_seconds=60 profile=release docs=docs step_max=1200 run_max=14400 start_max=60
+seconds=10 warmup=2s pubsub_seconds=20 profile=release docs=docs step_max=1200 run_max=14400 start_max=60
 payloads=256B,512B,1KiB,4KiB,8KiB,16KiB,32KiB,64KiB,128KiB stream_sizes=64,256,1400
 readers=(1 4 16) counts=(100 1000 10000) tls_pairs=3 perf_records=2000000 omb_seconds=30s
 case ${1:-} in
     "" | --publish) ;;
     --quick)
-        seconds=2 warmup=500ms pubsub_seconds=2 step_max=100 run_max=560 start_max=20
+        seconds=2 warmup=500ms pubsub_seconds=3 step_max=100 run_max=560 start_max=20
         payloads=256B,1KiB,16KiB,128KiB stream_sizes=64,256
         readers=(1 4) tls_pairs=2 perf_records=500000 omb_seconds=5s
         ;;
@@ -322,7 +322,8 @@ measure_limits() {
 }
 
 measure_one_node() {
-    local pubsub=(pubsub --payload "$payloads" --duration "${pubsub_seconds}s" --warmup "$warmup")
+    local pubsub=(pubsub --payload "$payloads" --batch-bytes 128KiB --warmup "$warmup"
+        --duration "${pubsub_seconds}s")
     local sequencer=(sequencer "${timed[@]}" --size "$stream_sizes") files_max
     start memory 1 --storage memory --listen-socket "unix:$sockets/memory"
     run pubsub "${pubsub[@]}"
@@ -414,12 +415,13 @@ measure_compaction() {
 
 # Three nodes in containers; a note where that is not possible.
 measure_containers() {
-    local clients why=
+    local clients why='' tool=(docker compose)
     stop_nodes
+    docker compose version >/dev/null 2>&1 || tool=(docker-compose)
     if ! timeout 20 docker info >/dev/null 2>&1; then
         why="no Docker engine responds"
-    elif ! docker compose version >/dev/null 2>&1; then
-        why="docker compose is not installed"
+    elif ! "${tool[@]}" version >/dev/null 2>&1; then
+        why="neither docker compose nor docker-compose is installed"
     elif ! docker image inspect "$image" >/dev/null 2>&1; then
         why="there is no image $image"
     fi
@@ -431,7 +433,7 @@ measure_containers() {
     export HELIX_IMAGE=$image HELIX_PORT_1=$((port + 1)) HELIX_PORT_2=$((port + 2))
     export HELIX_PORT_3=$((port + 3)) HELIX_ADMIN_PORT_1=$((port + 4))
     export HELIX_ADMIN_PORT_2=$((port + 5)) HELIX_ADMIN_PORT_3=$((port + 6))
-    compose=(docker compose -p "helix-benchmarks-$$")
+    compose=("${tool[@]}" -p "helix-benchmarks-$$")
     name=compose up=1
     addr=localhost:$HELIX_PORT_1,localhost:$HELIX_PORT_2,localhost:$HELIX_PORT_3
     timeout 120 "${compose[@]}" up -d --no-build > "$results/compose.txt" 2>&1 || {

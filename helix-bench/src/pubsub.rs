@@ -51,7 +51,7 @@ pub(crate) struct PubsubArgs {
     #[arg(long)]
     batch_size: Option<u32>,
     /// Payload bytes per batch; a batch has at least one message
-    #[arg(long, default_value = "32KiB", value_parser = bytes, conflicts_with = "batch_size")]
+    #[arg(long, default_value = "128KiB", value_parser = bytes, conflicts_with = "batch_size")]
     batch_bytes: usize,
     /// Batches in flight per producer
     #[arg(long, default_value_t = 4)]
@@ -354,7 +354,7 @@ mod tests {
         let (whole, topics) = &plan.rows[0];
         let shares = topics.iter().map(|load| (load.clients, load.subscribers));
         assert_eq!(shares.collect::<Vec<_>>(), [(2, 3), (1, 2)]);
-        assert_eq!((whole.clients, whole.subscribers, whole.batch_size), (3, 5, 32));
+        assert_eq!((whole.clients, whole.subscribers, whole.batch_size), (3, 5, 128));
         assert_ne!(topics[0].topic, topics[1].topic);
     }
 
@@ -362,7 +362,7 @@ mod tests {
     fn batch_has_at_least_one_message() {
         let plan = plan(&[]).unwrap();
         let batches: Vec<u32> = plan.rows.iter().map(|(load, _)| load.batch_size).collect();
-        assert_eq!(batches, [128, 64, 32, 8, 4, 2, 1, 1, 1]);
+        assert_eq!(batches, [512, 256, 128, 32, 16, 8, 4, 2, 1]);
     }
 
     #[test]
