@@ -168,8 +168,13 @@ pub const HEADER_LIST_BYTES_MAX: u32 = 8 << 10;
 pub const RESETS_PENDING_MAX: usize = 8 * STREAMS_PER_CONNECTION_MAX as usize;
 pub const RESETS_BY_ERROR_MAX: usize = 1_024;
 
-/// Bytes that a connection reads at once if its client cancels more than `CANCELLED_UNPACED` calls
-/// within a second, and the pause after them, in which it accepts the streams in them.
+/// Bytes that a connection reads at once if its client cancels many calls, and the pause after
+/// them, in which it accepts the streams in them.
+///
+/// Many are more than `CANCELLED_UNPACED` in a window of a second, which begins with the first
+/// cancelled call after the window before. The connection is read this way from then on, until a
+/// second after the last such call, or after the time that all take at `CANCELLED_PER_SECOND`, if
+/// that is later.
 pub const CANCELLED_UNPACED: u32 = 256;
 pub const READ_TURN_BYTES: usize = 32 << 10;
 pub const READ_TURN_PAUSE: Duration = Duration::from_millis(1);
