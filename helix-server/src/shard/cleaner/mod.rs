@@ -14,6 +14,7 @@ mod waiting;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -111,11 +112,15 @@ pub(super) async fn run(shard: Arc<Shard>) {
             if due.is_empty() {
                 break;
             }
-            let closed = shard.closed.clone();
-            let round = tokio::select! {
-                biased;
-                () = closed.cancelled() => return,
-                round = clean_some(&shard, &due) => round,
+            let mut pass = pin!(clean_some(&shard, &due));
+            let round = loop {
+                tokio::select! {
+                    biased;
+                    () = shard.closed.cancelled() => return,
+                    round = &mut pass => break round,
+                    // A pass may take long, or wait for memory that other shards use.
+                    _ = tick.tick() => shard.make_rounds_cleanable(&due_rounds(&shard)),
+                }
             };
             shard.codecs.clear();
             match round {
