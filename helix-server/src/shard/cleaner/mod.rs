@@ -149,6 +149,13 @@ fn due_rounds(shard: &Shard) -> Vec<DueRound> {
     })
 }
 
+/// Chooses partitions that can be cleaned now, and the offsets up to which they can.
+fn choose(shard: &Shard, due: &[DueRound]) -> Vec<(DueRound, u64)> {
+    let end = |due: &DueRound| due.end(shard.wal.cleanable_upto(due.partition.0));
+    let ends = due.iter().filter_map(|due| Some((*due, end(due)?)));
+    shard.cleaner.choose(ends, Instant::now())
+}
+
 /// Does one pass over some of the partitions. Returns false if none can be cleaned now.
 ///
 /// # Errors
@@ -157,13 +164,12 @@ async fn clean_some(shard: &Arc<Shard>, due: &[DueRound]) -> Result<bool, PassEr
     let mut passes = BTreeMap::new();
     let mut marks = BTreeMap::new();
     let mut dirty = BTreeMap::new();
-    let end = |due: &DueRound| due.end(shard.wal.cleanable_upto(due.partition.0));
-    let ends = due.iter().filter_map(|due| Some((*due, end(due)?)));
-    let chosen = shard.cleaner.choose(ends, Instant::now());
-    if chosen.is_empty() {
+    if choose(shard, due).is_empty() {
         return Ok(false);
     }
     let memory = shard.key_maps.begin_pass().await?;
+    // Again, since rounds, marks and segments may have changed during the wait.
+    let chosen = choose(shard, &due_rounds(shard));
     let mut failure = None;
     for (due, end) in chosen {
         if !memory.has_part() {
