@@ -386,8 +386,8 @@ pub const CLEANER_READ_BYTES: usize = 256 << 10;
 pub const CLEANER_READ_RATE: u64 = 64 << 20;
 /// Largest number of partitions that one pass cleans. Each rewrite of a segment is for all of them.
 pub const CLEANER_STREAMS_MAX: usize = 1_000;
-/// Most partitions that a replica reports as not compacted yet. With more it reports nothing, and
-/// tombstones stay.
+/// Most partitions that a replica reports as not compacted yet, also of topics that are no longer
+/// compacted. With more it reports nothing, and tombstones stay.
 pub const CLEANUP_REPORT_MAX: usize = 10_000;
 /// Share of a partition's sealed bytes that is new when a round begins; the default of a node.
 pub const CLEANER_DIRTY_PERCENT: u32 = 50;
