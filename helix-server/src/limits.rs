@@ -168,8 +168,13 @@ pub const HEADER_LIST_BYTES_MAX: u32 = 8 << 10;
 pub const RESETS_PENDING_MAX: usize = 8 * STREAMS_PER_CONNECTION_MAX as usize;
 pub const RESETS_BY_ERROR_MAX: usize = 1_024;
 
-/// Bytes that a connection reads at once if its client cancels more than `CANCELLED_UNPACED` calls
-/// within a second, and the pause after them, in which it accepts the streams in them.
+/// Bytes that a connection reads at once if its client cancels many calls, and the pause after
+/// them, in which it accepts the streams in them.
+///
+/// Many are more than `CANCELLED_UNPACED` in a window of a second, which begins with the first
+/// cancelled call after the window before. The connection is read this way from then on, until a
+/// second after the last such call, or after the time that all take at `CANCELLED_PER_SECOND`, if
+/// that is later.
 pub const CANCELLED_UNPACED: u32 = 256;
 pub const READ_TURN_BYTES: usize = 32 << 10;
 pub const READ_TURN_PAUSE: Duration = Duration::from_millis(1);
@@ -381,8 +386,8 @@ pub const CLEANER_READ_BYTES: usize = 256 << 10;
 pub const CLEANER_READ_RATE: u64 = 64 << 20;
 /// Largest number of partitions that one pass cleans. Each rewrite of a segment is for all of them.
 pub const CLEANER_STREAMS_MAX: usize = 1_000;
-/// Most partitions that a replica reports as not compacted yet. With more it reports nothing, and
-/// tombstones stay.
+/// Most partitions that a replica reports as not compacted yet, also of topics that are no longer
+/// compacted. With more it reports nothing, and tombstones stay.
 pub const CLEANUP_REPORT_MAX: usize = 10_000;
 /// Share of a partition's sealed bytes that is new when a round begins; the default of a node.
 pub const CLEANER_DIRTY_PERCENT: u32 = 50;

@@ -117,6 +117,8 @@ async fn unknown_method_is_unimplemented() {
         "ProduceService/",
         "ConsumeService/Append",
         "TopicService/Nothing",
+        "GroupService/Nothing",
+        "GroupService/",
         "NoService/Append",
         "Append",
     ];

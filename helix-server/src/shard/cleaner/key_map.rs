@@ -76,20 +76,21 @@ impl PassMemory {
         drop(taken.parts.split(unused));
     }
 
-    /// Takes memory for an entry; all that is left if it `must` have some. Returns false, and takes
-    /// nothing, if it does not fit.
-    fn take(&self, bytes: usize, must: bool) -> bool {
+    /// Takes memory for an entry; all that is left if it `must` have some. Returns the bytes taken;
+    /// `None` if the entry does not fit.
+    fn take(&self, bytes: usize, must: bool) -> Option<usize> {
         let mut taken = sync::lock(&self.taken);
         while taken.bytes_left < bytes {
             if !self.add_part(&mut taken) {
-                if must {
-                    taken.bytes_left = 0;
-                }
-                return must;
+                return must.then(|| std::mem::take(&mut taken.bytes_left));
             }
         }
         taken.bytes_left -= bytes;
-        true
+        Some(bytes)
+    }
+
+    fn give_back(&self, bytes: usize) {
+        sync::lock(&self.taken).bytes_left += bytes;
     }
 
     fn add_part(&self, taken: &mut TakenParts) -> bool {
@@ -105,11 +106,13 @@ impl PassMemory {
 pub(super) struct KeyMap {
     latest: HashMap<Box<[u8]>, u64>,
     memory: Arc<PassMemory>,
+    /// Bytes of the pass's memory that the entries have.
+    bytes_taken: usize,
 }
 
 impl KeyMap {
     pub(super) fn new(memory: Arc<PassMemory>) -> Self {
-        Self { latest: HashMap::new(), memory }
+        Self { latest: HashMap::new(), memory, bytes_taken: 0 }
     }
 
     /// Sets the latest offset of a key; offsets grow from call to call.
@@ -121,15 +124,22 @@ impl KeyMap {
             *latest = offset;
             return true;
         }
-        if !self.memory.take(key.len() + ENTRY_EXTRA_BYTES, self.latest.is_empty()) {
-            return false;
-        }
+        let taken = self.memory.take(key.len() + ENTRY_EXTRA_BYTES, self.latest.is_empty());
+        let Some(bytes) = taken else { return false };
+        self.bytes_taken += bytes;
         self.latest.insert(key.into(), offset);
         true
     }
 
     pub(super) fn latest(&self, key: &[u8]) -> Option<u64> {
         self.latest.get(key).copied()
+    }
+}
+
+impl Drop for KeyMap {
+    /// Leaves the memory to other maps of the pass: a partition that failed needs none.
+    fn drop(&mut self) {
+        self.memory.give_back(self.bytes_taken);
     }
 }
 
@@ -192,6 +202,21 @@ mod tests {
         let other = begin(&memory).unwrap();
         assert_eq!(fill(&mut KeyMap::new(other)), PARTS as u64 - 2);
         drop((pass, maps));
+        assert!(begin(&memory).is_some());
+    }
+
+    #[test]
+    fn a_dropped_map_leaves_its_memory_to_the_next_map_of_the_pass() {
+        let memory = KeyMapMemory::new(PARTS * KEY_BYTES);
+        let pass = begin(&memory).unwrap();
+        for _ in 0..2 {
+            let mut map = KeyMap::new(pass.clone());
+            assert_eq!(fill(&mut map), PARTS as u64);
+        }
+        // Larger than all of the memory.
+        assert!(KeyMap::new(pass.clone()).set(&[7; 10_000], 1));
+        assert_eq!(fill(&mut KeyMap::new(pass.clone())), PARTS as u64);
+        pass.release_unused();
         assert!(begin(&memory).is_some());
     }
 

@@ -14,6 +14,7 @@ mod waiting;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -111,11 +112,15 @@ pub(super) async fn run(shard: Arc<Shard>) {
             if due.is_empty() {
                 break;
             }
-            let closed = shard.closed.clone();
-            let round = tokio::select! {
-                biased;
-                () = closed.cancelled() => return,
-                round = clean_some(&shard, &due) => round,
+            let mut pass = pin!(clean_some(&shard, &due));
+            let round = loop {
+                tokio::select! {
+                    biased;
+                    () = shard.closed.cancelled() => return,
+                    round = &mut pass => break round,
+                    // A pass may take long, or wait for memory that other shards use.
+                    _ = tick.tick() => shard.make_rounds_cleanable(&due_rounds(&shard)),
+                }
             };
             shard.codecs.clear();
             match round {
@@ -144,6 +149,13 @@ fn due_rounds(shard: &Shard) -> Vec<DueRound> {
     })
 }
 
+/// Chooses partitions that can be cleaned now, and the offsets up to which they can.
+fn choose(shard: &Shard, due: &[DueRound]) -> Vec<(DueRound, u64)> {
+    let end = |due: &DueRound| due.end(shard.wal.cleanable_upto(due.partition.0));
+    let ends = due.iter().filter_map(|due| Some((*due, end(due)?)));
+    shard.cleaner.choose(ends, Instant::now())
+}
+
 /// Does one pass over some of the partitions. Returns false if none can be cleaned now.
 ///
 /// # Errors
@@ -152,13 +164,12 @@ async fn clean_some(shard: &Arc<Shard>, due: &[DueRound]) -> Result<bool, PassEr
     let mut passes = BTreeMap::new();
     let mut marks = BTreeMap::new();
     let mut dirty = BTreeMap::new();
-    let end = |due: &DueRound| due.end(shard.wal.cleanable_upto(due.partition.0));
-    let ends = due.iter().filter_map(|due| Some((*due, end(due)?)));
-    let chosen = shard.cleaner.choose(ends, Instant::now());
-    if chosen.is_empty() {
+    if choose(shard, due).is_empty() {
         return Ok(false);
     }
     let memory = shard.key_maps.begin_pass().await?;
+    // Again, since rounds, marks and segments may have changed during the wait.
+    let chosen = choose(shard, &due_rounds(shard));
     let mut failure = None;
     for (due, end) in chosen {
         if !memory.has_part() {

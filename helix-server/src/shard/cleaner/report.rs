@@ -59,8 +59,10 @@ struct ReportState {
     failures: BTreeMap<PartitionId, CleanFailure>,
     /// When one of them is tried again; `None` for at once.
     retry_at: Option<Instant>,
-    /// The last partition that had its turn.
+    /// The last partition that had its turn, retries aside.
     last_turn: Option<PartitionId>,
+    /// The last turn of all was a retry.
+    has_retried: bool,
     /// When decided rounds began to wait for segments.
     waiting_since: Option<Instant>,
     /// When a segment was last begun early.
@@ -108,8 +110,9 @@ impl CleanerReport {
 
     /// Chooses the partitions of the next pass, from the one after the last turn on: a table that
     /// needs many passes fills the map in each. Of those that failed one is tried alone after each
-    /// delay, the one with the fewest attempts first. So they stop neither others nor each other,
-    /// and partitions that are always due do not stop them.
+    /// delay, or after the next pass of others if the last retry succeeded, the one with the fewest
+    /// attempts first. So they stop neither others nor each other, and partitions that are always
+    /// due do not stop them.
     pub(super) fn choose(
         &self,
         due: impl Iterator<Item = (DueRound, u64)>,
@@ -119,7 +122,8 @@ impl CleanerReport {
         let attempts = |due: &DueRound| inner.failures.get(&due.partition).map(|it| it.attempts);
         let (mut failed, mut fine): (Vec<_>, Vec<_>) =
             due.partition(|(due, _)| attempts(due).is_some());
-        if !failed.is_empty() && inner.retry_at.is_none_or(|at| now >= at) {
+        let may_retry = fine.is_empty() || !inner.has_retried;
+        if !failed.is_empty() && may_retry && inner.retry_at.is_none_or(|at| now >= at) {
             failed.sort_by_key(|(due, _)| attempts(due));
             failed.truncate(1);
             return failed;
@@ -132,7 +136,11 @@ impl CleanerReport {
 
     /// Records that a partition has had its turn.
     pub(super) fn end_turn(&self, partition: PartitionId) {
-        sync::lock(&self.inner).last_turn = Some(partition);
+        let mut inner = sync::lock(&self.inner);
+        inner.has_retried = inner.failures.contains_key(&partition);
+        if !inner.has_retried {
+            inner.last_turn = Some(partition);
+        }
     }
 
     pub(super) fn fail(

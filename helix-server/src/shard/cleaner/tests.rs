@@ -379,8 +379,12 @@ async fn partitions_that_failed_and_others_do_not_stop_each_other() {
     assert_eq!(chosen(&[1, 2], 3), [1]);
     report.succeed(&[PartitionId(3)]);
     assert_eq!(chosen(&[1, 2], 2), [0; 0], "only a retry that succeeds is followed by the next");
+    report.end_turn(PartitionId(1));
     report.succeed(&[PartitionId(1)]);
-    assert_eq!(chosen(&[1, 2], 2), [2]);
+    assert_eq!(chosen(&[1, 2, 3], 2), [1, 3], "others go on in between");
+    assert_eq!(chosen(&[2], 2), [2], "unless no other one is due");
+    report.end_turn(PartitionId(1));
+    assert_eq!(chosen(&[1, 2, 3], 2), [2]);
     let uncleanable = || report.uncleanable().into_iter().map(|(id, _)| id.0).collect::<Vec<_>>();
     assert_eq!(uncleanable(), [2]);
     // A failure that may pass is reported only once it has not.

@@ -13,27 +13,34 @@ const SECOND: Duration = Duration::from_secs(1);
 pub(super) struct CancelledCalls {
     /// Time until which all of them would take at the rate that is allowed.
     until: Option<Instant>,
-    /// The calls since a time that is at most a second before the newest one.
+    /// Start of the window of a second that the newest one is in, and the calls in it.
     counted: Option<(Instant, u32)>,
+    /// Time until which the connection is read in small turns.
+    many_until: Option<Instant>,
 }
 
 impl CancelledCalls {
     pub(super) fn add(&mut self, now: Instant) {
         let begun = self.until.map_or(now, |until| until.max(now));
-        self.until = Some(begun + SECOND / limits::CANCELLED_PER_SECOND);
-        self.counted = match self.counted {
-            Some((since, count)) if now < since + SECOND => Some((since, count + 1)),
-            _ => Some((now, 1)),
+        let until = begun + SECOND / limits::CANCELLED_PER_SECOND;
+        self.until = Some(until);
+        let (since, count) = match self.counted {
+            Some((since, count)) if now < since + SECOND => (since, count + 1),
+            _ => (now, 1),
         };
+        self.counted = Some((since, count));
+        if count > limits::CANCELLED_UNPACED {
+            // Holds in the next window too, until its own calls are counted.
+            self.many_until = Some(until + SECOND);
+        }
     }
 
-    /// Returns true if there were more than [`limits::CANCELLED_UNPACED`] within a second, and the
-    /// last one was less than a second ago.
+    /// Returns true if a window had more than [`limits::CANCELLED_UNPACED`], until a second after
+    /// the last of them, or after `until` if that is later.
     ///
     /// A few mean nothing: a client ends a subscription or a long poll this way.
     pub(super) fn are_many(&self, now: Instant) -> bool {
-        let is_recent = self.until.is_some_and(|until| until + SECOND > now);
-        is_recent && self.counted.is_some_and(|(_, count)| count > limits::CANCELLED_UNPACED)
+        self.many_until.is_some_and(|until| until > now)
     }
 
     /// Returns the time until which the connection is not read, if they came faster than
@@ -61,7 +68,18 @@ mod tests {
         assert!(calls.are_many(start + SECOND));
         assert!(!calls.are_many(start + 2 * SECOND));
         // A second later they no longer count.
-        calls.add(start + SECOND);
-        assert!(!calls.are_many(start + SECOND));
+        calls.add(start + 2 * SECOND);
+        assert!(!calls.are_many(start + 2 * SECOND));
+    }
+
+    #[test]
+    fn a_flood_of_cancelled_calls_stays_paced() {
+        let mut calls = CancelledCalls::default();
+        let (start, per_second) = (Instant::now(), 300_u32);
+        for number in 0..3 * per_second {
+            let now = start + number * SECOND / per_second;
+            calls.add(now);
+            assert_eq!(calls.are_many(now), number >= limits::CANCELLED_UNPACED, "{number}");
+        }
     }
 }
