@@ -156,8 +156,8 @@ enum BenchCommand {
 fn main() -> ExitCode {
     completion::complete_if_asked::<BenchCli>();
     let cli = BenchCli::parse();
-    // As in a node: no measured call waits while 2 MiB are zero-filled. Ignored where the kernel has
-    // no such setting.
+    // As in a node, so that no measured call waits while 2 MiB are zero-filled. Ignored where the
+    // kernel has no such setting.
     let _ = rustix::thread::disable_transparent_huge_pages(true);
     if cli.quiet {
         progress::silence();

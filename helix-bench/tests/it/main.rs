@@ -173,7 +173,7 @@ fn pubsub_delivers_each_message_once_to_each_subscriber() {
     let path = dir.path().join("result.json");
     let tables = helix_bench(&["tables", path.to_str().unwrap()]);
     let tables = String::from_utf8(tables.stdout).unwrap();
-    assert_eq!(tables.lines().filter(|line| line.starts_with("| 4 KiB | 8 |")).count(), 1);
+    assert_eq!(tables.lines().filter(|line| line.starts_with("| 4 KiB | 32 |")).count(), 1);
 }
 
 #[test]
@@ -403,7 +403,7 @@ fn group_measures_each_part_beside_its_reference() {
         |result| moved_in.contains(&killed(result)),
     );
     let rows = result["rows"].as_array().unwrap();
-    assert_eq!(rows.len(), 11, "{text}");
+    assert_eq!(rows.len(), 12, "{text}");
     let row = |name: &str| row_of(&result, name);
     for name in ["one member reads", "commit every second", "p50, one client", "3 clients"] {
         let ratio = number(&row(name)["value"]) / number(&row(name)["reference"]);
