@@ -64,7 +64,7 @@ benchmarks:
 benchmarks-quick:
     bash scripts/benchmarks.sh --quick
 
-# Measure the goals of the append path; print a table (ten minutes; `--quick`: five).
+# Measure the goals of the append path; print a table (eleven minutes; `--quick`: six).
 goals *args:
     bash scripts/goals.sh {{args}}
 
