@@ -2,8 +2,8 @@
 # Measures the goals of the append path against new nodes on this machine, and prints a table:
 # medians of rounds with their range, beside the goal. A round runs each side once, every second
 # round in the other order, because the speed of the host drifts. A ratio is that of one round.
-#   scripts/goals.sh           five rounds, about ten minutes after the build
-#   scripts/goals.sh --quick   three rounds of shorter runs, about five minutes
+#   scripts/goals.sh           five rounds, about eleven minutes after the build
+#   scripts/goals.sh --quick   three rounds of shorter runs, about six minutes
 #   scripts/goals.sh --dry     one round of debug builds, which shows only that everything runs
 #   scripts/goals.sh --table   only prints the table of the last run again
 # The disks are that of this machine, and two that scripts/slow-disk.c makes of it: 125 and 500 MB/s
