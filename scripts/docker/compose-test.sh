@@ -208,7 +208,7 @@ for node in 1 2 3; do within_a_minute "helix-$node healthy" is_healthy "$node"; 
 if seq 100 | tools helix -q produce "$topic" >"$work/last" 2>&1; then
     fail "a client without rights was served"
 fi
-grep -q "may not write" "$work/last" || { cat "$work/last" >&2; fail "the error has no reason"; }
+grep -q "may not describe" "$work/last" || { cat "$work/last" >&2; fail "the error has no reason"; }
 # One node has the file.
 admin_token() {
     local node
