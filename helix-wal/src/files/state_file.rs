@@ -18,6 +18,9 @@ use bytes::Bytes;
 
 const SPARE_BYTES_MIN: u64 = 16 << 10;
 
+/// Bytes of a write. A checkpoint may be large, and its copy for direct I/O takes memory.
+const PIECE_BYTES: usize = 1 << 20;
+
 #[derive(Debug, Default)]
 pub(crate) struct StateFile {
     /// `state`, if it exists, and its length.
@@ -129,8 +132,8 @@ impl StateFile {
     }
 
     fn try_write(&mut self, storage: &dyn Storage, state: &PersistedState) -> Result<(), Error> {
-        let bytes = Aligned::copy(&state.encode());
-        let len = bytes.len() as u64;
+        let parts = state.encode();
+        let len = blocks(parts.iter().map(|part| part.len() as u64).sum());
         self.is_last_named = false;
         // The spare file must not change while a crash may restore its old name.
         self.sync_dir(storage, len)?;
@@ -144,7 +147,7 @@ impl StateFile {
                 }
             },
         };
-        let written = file.write_at(bytes.as_slice(), 0).map_err(|e| ("write", e));
+        let written = write_parts(file.as_ref(), &parts).map_err(|e| ("write", e));
         let written = written.and_then(|()| file.sync_data().map_err(|e| ("sync", e)));
         let replaced = written.and_then(|()| self.replace(storage).map_err(|e| ("rename", e)));
         let is_swapped = match replaced {
@@ -203,6 +206,27 @@ impl StateFile {
     }
 }
 
+/// Writes the parts one after the other, with zeroes up to a whole block.
+fn write_parts(file: &dyn File, parts: &[Bytes]) -> io::Result<()> {
+    let mut piece = Aligned::default();
+    let mut at = 0;
+    for part in parts {
+        let mut left: &[u8] = part;
+        while !left.is_empty() {
+            let (next, rest) = left.split_at(left.len().min(PIECE_BYTES - piece.len()));
+            piece.reserve(next.len()).extend_from_slice(next);
+            left = rest;
+            if piece.len() == PIECE_BYTES {
+                file.write_at(piece.as_slice(), at)?;
+                at += PIECE_BYTES as u64;
+                piece.clear(PIECE_BYTES);
+            }
+        }
+    }
+    piece.pad();
+    if piece.len() > 0 { file.write_at(piece.as_slice(), at) } else { Ok(()) }
+}
+
 /// Creates a spare file. Optional: without one the next write creates it.
 fn create_spare(storage: &dyn Storage, len: u64) -> Option<OpenState> {
     create(storage, len).ok().map(|file| (file, len))
@@ -254,6 +278,29 @@ mod tests {
             disk.crash(Crash::LoseAll);
             assert_eq!(next_id(&disk.reopen()), 2, "{operation:?}");
         }
+    }
+
+    #[test]
+    fn large_state_is_written_in_pieces() {
+        let disk = SimulatedDisk::new(1);
+        let mut file = StateFile::default();
+        for len in [PIECE_BYTES - 5000, PIECE_BYTES - 100, PIECE_BYTES, 3 * PIECE_BYTES + 77] {
+            let bytes = (0..len).map(|at| (at % 251) as u8).collect();
+            let large = PersistedState {
+                checkpoint: Some((LogId::default(), bytes)),
+                placements: vec![(9, None); 1000],
+                ..state(1, 10)
+            };
+            file.write(&disk, &large).unwrap();
+            assert_eq!(load_state(&disk).unwrap(), Some(large));
+        }
+        // Ends with a block.
+        let parts = [Bytes::from(vec![1; PIECE_BYTES - 1]), Bytes::from_static(&[2])];
+        let written = disk.create("parts", PIECE_BYTES as u64).unwrap();
+        write_parts(written.as_ref(), &parts).unwrap();
+        let mut end = [0; 2];
+        written.read_at(&mut end, PIECE_BYTES as u64 - 2).unwrap();
+        assert_eq!(end, [1, 2]);
     }
 
     /// A crash finds one of both states, also if further calls fail. None of them is written over.

@@ -113,68 +113,67 @@ impl PersistedState {
         !self.clean_marks.is_empty() || self.cleaned_upto > 0
     }
 
-    pub(crate) fn encode(&self) -> Vec<u8> {
-        let blob = self.checkpoint.as_ref().map_or(0, |(_, bytes)| bytes.len());
-        let mut out = Vec::with_capacity(
-            1024 + blob + self.segments.len() * 9 + self.placements.len() * PLACEMENT_BYTES,
-        );
-        out.extend_from_slice(&MAGIC);
-        out.extend_from_slice(&[0; 4]);
+    /// Returns the bytes of the state in three parts. The second one is the checkpoint, which may
+    /// be large and is not copied.
+    pub(crate) fn encode(&self) -> [Bytes; 3] {
+        let mut head = Vec::with_capacity(1024 + self.segments.len() * SEGMENT_BYTES);
+        head.extend_from_slice(&MAGIC);
+        head.extend_from_slice(&[0; 4]);
         let (version, reader) = match (self.is_cleaned(), self.cold.is_empty()) {
             (true, _) => (CLEAN_VERSION, CLEAN_VERSION),
             (false, false) => (RECEIVED_VERSION, COLD_READER_VERSION),
             (false, true) => (RECEIVED_VERSION, MIN_READER_VERSION),
         };
-        out.extend_from_slice(&version.to_le_bytes());
-        out.extend_from_slice(&reader.to_le_bytes());
-        put_u64(&mut out, 0);
-        put_short(&mut out, &self.identity);
-        put_u64(&mut out, self.next_id);
-        put_u64(&mut out, self.synced.segment);
-        put_u64(&mut out, self.synced.at);
+        head.extend_from_slice(&version.to_le_bytes());
+        head.extend_from_slice(&reader.to_le_bytes());
+        put_u64(&mut head, 0);
+        put_short(&mut head, &self.identity);
+        put_u64(&mut head, self.next_id);
+        put_u64(&mut head, self.synced.segment);
+        put_u64(&mut head, self.synced.at);
         let flags = u32::from(self.purged.is_some())
             | u32::from(self.committed.is_some()) << 1
             | u32::from(self.vote.is_some()) << 2
             | u32::from(self.checkpoint.is_some()) << 3;
-        out.extend_from_slice(&flags.to_le_bytes());
-        put_id(&mut out, self.purged.unwrap_or_default());
-        put_id(&mut out, self.committed.unwrap_or_default());
-        put_short(&mut out, self.vote.as_deref().unwrap_or_default());
+        head.extend_from_slice(&flags.to_le_bytes());
+        put_id(&mut head, self.purged.unwrap_or_default());
+        put_id(&mut head, self.committed.unwrap_or_default());
+        put_short(&mut head, self.vote.as_deref().unwrap_or_default());
         let count = u32::try_from(self.segments.len()).expect("a directory holds fewer files");
-        out.extend_from_slice(&count.to_le_bytes());
+        head.extend_from_slice(&count.to_le_bytes());
         for (id, sealed) in &self.segments {
-            put_u64(&mut out, *id);
-            out.push(u8::from(*sealed));
+            put_u64(&mut head, *id);
+            head.push(u8::from(*sealed));
         }
         let (id, blob) = self.checkpoint.clone().unwrap_or_default();
-        put_id(&mut out, id);
-        put_u64(&mut out, blob.len() as u64);
-        out.extend_from_slice(&blob);
-        put_u64(&mut out, self.placements.len() as u64);
+        put_id(&mut head, id);
+        put_u64(&mut head, blob.len() as u64);
+        let mut tail = Vec::with_capacity(256 + self.placements.len() * PLACEMENT_BYTES);
+        put_u64(&mut tail, self.placements.len() as u64);
         for (index, placement) in &self.placements {
-            put_u64(&mut out, *index);
-            out.push(u8::from(placement.is_none()));
+            put_u64(&mut tail, *index);
+            tail.push(u8::from(placement.is_none()));
             let p = placement.unwrap_or(Placement { stream: 0, first: 0, count: 0, time: 0 });
-            put_u64(&mut out, p.stream);
-            put_u64(&mut out, p.first);
-            out.extend_from_slice(&p.count.to_le_bytes());
-            put_u64(&mut out, p.time);
+            put_u64(&mut tail, p.stream);
+            put_u64(&mut tail, p.first);
+            tail.extend_from_slice(&p.count.to_le_bytes());
+            put_u64(&mut tail, p.time);
         }
-        put_cold(&mut out, &self.cold);
-        put_u64(&mut out, self.staged.after);
-        put_cold(&mut out, &self.staged.segments);
+        put_cold(&mut tail, &self.cold);
+        put_u64(&mut tail, self.staged.after);
+        put_cold(&mut tail, &self.staged.segments);
         if self.is_cleaned() {
             let count = u32::try_from(self.clean_marks.len()).expect("streams fit in memory");
-            out.extend_from_slice(&count.to_le_bytes());
+            tail.extend_from_slice(&count.to_le_bytes());
             for (stream, CleanMark { upto, also }) in &*self.clean_marks {
-                put_u64(&mut out, *stream);
-                put_u64(&mut out, *upto);
-                put_u64(&mut out, *also);
+                put_u64(&mut tail, *stream);
+                put_u64(&mut tail, *upto);
+                put_u64(&mut tail, *also);
             }
-            put_u64(&mut out, self.cleaned_upto);
+            put_u64(&mut tail, self.cleaned_upto);
         }
-        seal(&mut out);
-        out
+        seal(&mut head, &[&blob, &tail]);
+        [head.into(), blob, tail.into()]
     }
 
     /// Returns the length of the state that begins with these bytes, if they are a state.
@@ -227,15 +226,17 @@ impl PersistedState {
     }
 }
 
-/// Fills in the length and the checksum.
-fn seal(out: &mut [u8]) {
-    let len = (out.len() as u64).to_le_bytes();
-    if let Some(field) = out.get_mut(16..24) {
-        field.copy_from_slice(&len);
+/// Fills in the length and the checksum of a state that continues with `rest`.
+fn seal(head: &mut [u8], rest: &[&[u8]]) {
+    let len = rest.iter().fold(head.len(), |len, part| len + part.len()) as u64;
+    if let Some(field) = head.get_mut(16..24) {
+        field.copy_from_slice(&len.to_le_bytes());
     }
-    let crc = crc32fast::hash(out.get(12..).unwrap_or_default()).to_le_bytes();
-    if let Some(field) = out.get_mut(8..12) {
-        field.copy_from_slice(&crc);
+    let mut crc = crc32fast::Hasher::new();
+    crc.update(head.get(12..).unwrap_or_default());
+    rest.iter().for_each(|part| crc.update(part));
+    if let Some(field) = head.get_mut(8..12) {
+        field.copy_from_slice(&crc.finalize().to_le_bytes());
     }
 }
 
@@ -401,10 +402,14 @@ mod tests {
         }
     }
 
+    fn encoded(state: &PersistedState) -> Vec<u8> {
+        state.encode().iter().flatten().copied().collect()
+    }
+
     #[test]
     fn state_round_trips_with_trailing_bytes() {
         for state in [sample(), PersistedState::default()] {
-            let mut bytes = state.encode();
+            let mut bytes = encoded(&state);
             assert_eq!(PersistedState::parse(&bytes).as_ref(), Ok(&state));
             bytes.resize(bytes.len() + 9000, 0xaa);
             assert_eq!(PersistedState::parse(&bytes), Ok(state));
@@ -413,7 +418,7 @@ mod tests {
 
     #[test]
     fn detects_damage_to_any_byte() {
-        let bytes = sample().encode();
+        let bytes = encoded(&sample());
         for at in 0..bytes.len() {
             let mut bytes = bytes.clone();
             bytes[at] ^= 0x10;
@@ -430,14 +435,14 @@ mod tests {
     #[test]
     fn only_cold_segments_need_a_reader_of_version_2() {
         let with = sample();
-        assert_eq!(u16_at(&with.encode(), 14), 2);
+        assert_eq!(u16_at(&encoded(&with), 14), 2);
         let without =
             PersistedState { cold: Vec::new(), staged: StagedSegments::default(), ..with };
-        let mut bytes = without.encode();
+        let mut bytes = encoded(&without);
         assert_eq!(u16_at(&bytes, 14), 1);
         bytes.truncate(bytes.len() - 16);
         bytes[12] = 1;
-        seal(&mut bytes);
+        seal(&mut bytes, &[]);
         assert_eq!(PersistedState::parse(&bytes), Ok(without));
     }
 
@@ -445,10 +450,10 @@ mod tests {
     #[test]
     fn a_state_of_version_2_has_received_nothing() {
         let state = PersistedState { staged: StagedSegments::default(), ..sample() };
-        let mut bytes = state.encode();
+        let mut bytes = encoded(&state);
         bytes.truncate(bytes.len() - 12);
         bytes[12] = 2;
-        seal(&mut bytes);
+        seal(&mut bytes, &[]);
         assert_eq!(PersistedState::parse(&bytes), Ok(state));
     }
 
@@ -456,11 +461,11 @@ mod tests {
     #[test]
     fn only_cleaning_needs_a_reader_of_version_4() {
         let without = sample();
-        let bytes = without.encode();
+        let bytes = encoded(&without);
         assert_eq!((u16_at(&bytes, 12), u16_at(&bytes, 14)), (3, 2));
         let marks = [(7, CleanMark { upto: 40, also: 9 }), (9, CleanMark::default())];
         let with = PersistedState { clean_marks: Arc::new(marks.into()), ..without };
-        let longer = with.encode();
+        let longer = encoded(&with);
         assert_eq!((u16_at(&longer, 12), u16_at(&longer, 14)), (4, 4));
         assert_eq!(longer.len(), bytes.len() + 4 + 2 * 24 + 8);
         assert_eq!(PersistedState::parse(&longer).as_ref(), Ok(&with));
@@ -469,7 +474,7 @@ mod tests {
         }
         // Entries of another log may be cleaned before this log has cleaned any.
         let with = PersistedState { clean_marks: Arc::default(), cleaned_upto: 70, ..with };
-        let shorter = with.encode();
+        let shorter = encoded(&with);
         assert_eq!((u16_at(&shorter, 12), u16_at(&shorter, 14)), (4, 4));
         assert_eq!(shorter.len(), bytes.len() + 4 + 8);
         assert_eq!(PersistedState::parse(&shorter), Ok(with));
@@ -482,7 +487,7 @@ mod tests {
             let mut state = sample();
             change(&mut state);
             assert_eq!(
-                PersistedState::parse(&state.encode()),
+                PersistedState::parse(&encoded(&state)),
                 Err(StateError::Damaged),
                 "{state:?}"
             );
@@ -509,9 +514,9 @@ mod tests {
 
     #[test]
     fn reports_version_of_newer_format() {
-        let mut bytes = sample().encode();
+        let mut bytes = encoded(&sample());
         bytes[14] = 9;
-        seal(&mut bytes);
+        seal(&mut bytes, &[]);
         assert_eq!(PersistedState::parse(&bytes), Err(StateError::Newer(9)));
     }
 }
