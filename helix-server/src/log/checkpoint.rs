@@ -41,6 +41,9 @@ const FORMAT_GROUPS: u32 = 4;
 const FORMAT: u32 = 5;
 const FORMAT_MIN: u32 = 1;
 
+/// Spare capacity of an encoded state, for the membership that a checkpoint puts before it.
+const SPARE_BYTES: usize = 256;
+
 impl ShardState {
     /// Encodes the whole state.
     pub fn encode(&self) -> Bytes {
@@ -107,8 +110,15 @@ impl ShardState {
             groups: Vec::new(),
         };
         let len = record.encoded_len() + self.groups.estimated_len();
-        let mut bytes = Vec::with_capacity(len);
-        let mut append = |part: StateRecord| part.encode(&mut bytes).expect("a vector grows");
+        let mut bytes = Vec::with_capacity(len + SPARE_BYTES);
+        let mut append = |part: StateRecord| {
+            let len = part.encoded_len();
+            if bytes.capacity() - bytes.len() < len {
+                // Less than a vector takes by itself, since the buffer stays in memory.
+                bytes.reserve_exact(len.max(bytes.len() / 8));
+            }
+            part.encode(&mut bytes).expect("a vector grows");
+        };
         append(record);
         // One at a time, to need little memory. Groups are the last field, so these are the bytes
         // of one record with all of them.

@@ -7,6 +7,7 @@ use std::io;
 use bytes::{BufMut, Bytes, BytesMut};
 use openraft::{EntryPayload, Membership};
 use prost::Message;
+use prost::encoding::{WireType, encode_key, encode_varint};
 
 use super::types::{Command, RaftEntry, RaftLogId, ReplicaId, StoredMembership, TypeConfig, Vote};
 use crate::log::Head;
@@ -16,6 +17,9 @@ use crate::records::{CheckpointRecord, LogIdRecord, MembershipRecord, VoterSet};
 const BLANK: u8 = 0;
 const MEMBERSHIP: u8 = 1;
 const COMMAND: u8 = 2;
+
+/// Number of the last field of a `CheckpointRecord`, the state of the machine.
+const MACHINE_FIELD: u32 = 3;
 
 pub(crate) fn damaged(what: impl std::fmt::Display) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what.to_string())
@@ -140,14 +144,23 @@ impl MembershipRecord {
     }
 }
 
+/// Encodes a checkpoint. The state may be large, so its buffer is used if nothing else has it.
 pub(crate) fn encode_checkpoint(membership: &StoredMembership, machine: Bytes) -> Bytes {
     let at = membership.log_id().as_ref().map(wal_id);
     let record = CheckpointRecord {
         membership_at: at.map(|id| LogIdRecord { term: id.term, index: id.index }),
         membership: Some(MembershipRecord::from(membership.membership())),
-        machine,
+        machine: Bytes::new(),
     };
-    record.encode_to_vec().into()
+    let mut head = record.encode_to_vec();
+    if !machine.is_empty() {
+        encode_key(MACHINE_FIELD, WireType::LengthDelimited, &mut head);
+        encode_varint(machine.len() as u64, &mut head);
+    }
+    let mut bytes = Vec::from(machine);
+    bytes.reserve_exact(head.len());
+    drop(bytes.splice(0..0, head));
+    bytes.into()
 }
 
 pub(crate) fn decode_checkpoint(bytes: Bytes) -> io::Result<(StoredMembership, Bytes)> {
@@ -160,4 +173,29 @@ pub(crate) fn decode_checkpoint(bytes: Bytes) -> io::Result<(StoredMembership, B
         None => Membership::default(),
     };
     Ok((StoredMembership::new(at, membership), record.machine))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn checkpoint_has_the_bytes_of_its_record() {
+        for len in [0, 1, 200, 70_000] {
+            let machine = Bytes::from(vec![7; len]);
+            let bytes = encode_checkpoint(&StoredMembership::default(), machine.clone());
+            let record = CheckpointRecord::decode(bytes.clone()).unwrap();
+            assert_eq!(record.machine, machine);
+            assert_eq!(record.encode_to_vec(), bytes);
+        }
+    }
+
+    #[test]
+    fn checkpoint_uses_the_buffer_of_the_state() {
+        let mut state = Vec::with_capacity(1000);
+        state.resize(800, 7_u8);
+        let at = state.as_ptr();
+        let bytes = encode_checkpoint(&StoredMembership::default(), state.into());
+        assert_eq!(bytes.as_ptr(), at);
+    }
 }

@@ -15,11 +15,12 @@ use crate::records::{
     OffsetRecord, PartitionKeys,
 };
 
-/// Estimated bytes of a group's record with the names of a few topics, of a member with a few
-/// partitions, and of an offset without earlier events.
-const GROUP_BYTES_ESTIMATE: usize = 128;
-const MEMBER_BYTES_ESTIMATE: usize = 256;
-const ROW_BYTES_ESTIMATE: usize = 96;
+/// Estimated bytes of records, beyond their texts and rows.
+const GROUP_BYTES: usize = 64;
+const MEMBER_BYTES: usize = 48;
+const NAMED_TOPIC_BYTES: usize = 12;
+/// Estimated bytes of a partition that a member owns or has in its target.
+const PARTITION_BYTES: usize = 8;
 
 impl GroupTable {
     /// Returns the groups in the order of their names. A record takes several times the memory of
@@ -30,11 +31,7 @@ impl GroupTable {
 
     /// Estimates the bytes of all records, so that a buffer for them rarely grows.
     pub(in crate::log) fn estimated_len(&self) -> usize {
-        let of_group = |(name, group): (&Arc<str>, &Arc<ConsumerGroup>)| {
-            let members = group.members.len() * MEMBER_BYTES_ESTIMATE;
-            name.len() + GROUP_BYTES_ESTIMATE + members + group.offsets.len() * ROW_BYTES_ESTIMATE
-        };
-        self.groups.iter().map(of_group).sum()
+        self.groups.iter().map(|(name, group)| name.len() + estimated_len(group)).sum()
     }
 
     /// Restores one group, or returns what is wrong with it.
@@ -47,6 +44,21 @@ impl GroupTable {
             Some(_) => Err(broken("duplicate group")),
         }
     }
+}
+
+fn estimated_len(group: &ConsumerGroup) -> usize {
+    let of_member = |(id, member): (&Arc<str>, &GroupMember)| {
+        let names = id.len() + member.static_name.len() + member.client_name.len();
+        let topics: usize = member.topics.iter().map(|topic| topic.len() + 2).sum();
+        let partitions = member.owned.len() + member.target.len();
+        MEMBER_BYTES + names + topics + partitions * PARTITION_BYTES
+    };
+    let names = group.offsets.names().map(|(_, name)| name).chain(group.dropped_topics.keys());
+    GROUP_BYTES
+        + group.members.iter().map(of_member).sum::<usize>()
+        + group.assigned_topics.len() * PARTITION_BYTES
+        + group.offsets.iter().map(|(_, row)| row.estimated_len()).sum::<usize>()
+        + names.map(|name| NAMED_TOPIC_BYTES + name.len()).sum::<usize>()
 }
 
 fn group_record(name: &str, group: &ConsumerGroup) -> GroupRecord {

@@ -12,6 +12,10 @@ use std::sync::Arc;
 use super::sorted::{self, SortedMap};
 use super::{OFFSET_HISTORY_MAX, OffsetUpdate, PartitionKey};
 
+/// Estimated bytes of an encoded row and of an earlier event, without texts.
+const ROW_BYTES: usize = 48;
+const EVENT_BYTES: usize = 40;
+
 /// Rows of all topics of a group.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct OffsetTable {
@@ -313,6 +317,13 @@ impl CommittedRow {
     pub fn before_last_seek(&self) -> Option<Option<u64>> {
         let is_seek = |event: &OffsetEvent<'_>| event.kind != OffsetEventKind::Commit;
         self.history().rev().find(is_seek).map(|event| event.from)
+    }
+
+    /// Estimates the bytes of the row in a checkpoint.
+    pub(super) fn estimated_len(&self) -> usize {
+        let text = |by: &CommittedBy| by.as_deref().map_or(0, str::len);
+        let earlier = self.earlier().iter().map(|event| EVENT_BYTES + text(&event.by));
+        ROW_BYTES + text(&self.by) + self.metadata().len() + earlier.sum::<usize>()
     }
 
     fn record(&mut self, change: RowChange<'_>, to: Option<u64>) {
