@@ -96,7 +96,7 @@ impl GroupHandler {
             // The member keeps its subscription.
             let known = shard.read_groups(|groups| groups.snapshot(group));
             let member = known.as_ref().and_then(|group| group.member(&report.spec.member_id));
-            let topics = member.map_or(&[][..], |member| &*member.topics);
+            let topics = member.map_or(&[][..], |member| &*member.settings.topics);
             authorize_subscription(&self.node, call, topics)?;
         }
         let view = match Box::pin(shard.report(group, &report, &details, wait)).await {

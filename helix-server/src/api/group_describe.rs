@@ -91,12 +91,12 @@ impl Description<'_> {
         let Some(member) = self.group.member(id) else { return MemberDescription::default() };
         let session = self.sessions.get(id);
         let heard = session.and_then(|session| session.last_heartbeat);
-        let timeout = Duration::from_millis(member.session_timeout_ms.into());
+        let timeout = Duration::from_millis(member.settings.session_timeout_ms.into());
         MemberDescription {
             member_id: id.to_owned(),
             static_name: member.static_name.to_string(),
-            client_name: member.client_name.to_string(),
-            topics: self.visible_subscriptions(&member.topics),
+            client_name: member.settings.client_name.to_string(),
+            topics: self.visible_subscriptions(&member.settings.topics),
             member_epoch: session.map_or(0, |session| session.epoch),
             session_timeout: Some(wire_duration(timeout)),
             since_heartbeat: heard.map(|heard| wire_duration(heard.elapsed())),
@@ -169,14 +169,14 @@ impl Description<'_> {
             return Reason { waiting_for: owner.to_owned(), ..reason };
         }
         let session = self.sessions.get(owner);
-        let timeout = self.group.member(owner).map_or(0, |it| it.session_timeout_ms);
+        let timeout = self.group.member(owner).map_or(0, |it| it.settings.session_timeout_ms);
         let timeout = Duration::from_millis(timeout.into());
         let silence = session.and_then(|it| it.last_heartbeat).map(|it| it.elapsed());
         if let Some(silence) = silence.filter(|silence| *silence > timeout / SILENT_PART) {
             let detail = format!("{owner} is silent for {silence:?} of its {timeout:?}");
             return Reason::new(DeliveryStatus::OwnerSilent, detail);
         }
-        if session.is_some_and(|session| session.paused.contains(&key)) {
+        if session.is_some_and(|session| session.details.paused.contains(&key)) {
             return Reason::new(
                 DeliveryStatus::Paused,
                 format!("{owner} has paused the partition"),
@@ -214,7 +214,7 @@ impl Description<'_> {
     /// far as this node knows: each node has meters of its own.
     fn is_throttled(&self, key: PartitionKey, session: Option<&MemberSession>) -> bool {
         let is_leader = self.node.locate_key(key).is_some_and(|(_, shard, _)| shard.is_leader());
-        let principal = session.and_then(|session| session.principal.as_deref());
+        let principal = session.and_then(|session| session.details.principal.as_deref());
         let meter = principal.filter(|_| is_leader).and_then(|it| self.node.quota_meter(it));
         meter.is_some_and(|meter| meter.delays_reads())
     }

@@ -10,8 +10,8 @@ use tokio::time::Instant;
 use crate::log::{ConsumerGroup, GroupTable, MemberView, PartitionKey, SortedMap, SortedSet};
 use crate::sync;
 
-/// A leader's knowledge of a member, beyond the group's state. Takes 112 bytes of memory with the
-/// member's id and principal, which it shares with others.
+/// A leader's knowledge of a member, beyond the group's state. Takes 80 bytes of memory with the
+/// member's id, which it shares with the group.
 #[derive(Debug, Clone)]
 pub struct MemberSession {
     pub expires: Instant,
@@ -19,10 +19,8 @@ pub struct MemberSession {
     pub last_heartbeat: Option<Instant>,
     /// Epoch of the last heartbeat.
     pub epoch: u64,
-    /// Partitions that the application has paused.
-    pub paused: SortedSet<PartitionKey>,
-    /// Principal whose credentials the heartbeat had, if any.
-    pub principal: Option<Arc<str>>,
+    /// Details of the last heartbeat. Members of a group with equal ones share them.
+    pub details: Arc<HeartbeatDetails>,
     /// Epoch at which the member joined.
     joined_epoch: u64,
     /// Its removal was proposed, and may be applied at any time: a heartbeat no longer counts.
@@ -32,19 +30,21 @@ pub struct MemberSession {
 /// Part of a heartbeat that the group's state does not have.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct HeartbeatDetails {
+    /// Partitions that the application has paused.
     pub paused: SortedSet<PartitionKey>,
+    /// Principal whose credentials the heartbeat had, if any.
     pub principal: Option<Arc<str>>,
-}
-
-impl MemberSession {
-    fn take_details(&mut self) -> HeartbeatDetails {
-        let paused = std::mem::take(&mut self.paused);
-        HeartbeatDetails { paused, principal: self.principal.take() }
-    }
 }
 
 /// Sessions of one group, by member id.
 type SessionsById = SortedMap<Arc<str>, MemberSession>;
+
+/// Returns the details in the form that other members of the group share.
+fn shared_details(members: &SessionsById, details: &HeartbeatDetails) -> Arc<HeartbeatDetails> {
+    let mut known = members.values().map(|session| &session.details);
+    let shared = known.find(|known| ***known == *details);
+    shared.map_or_else(|| Arc::new(details.clone()), Arc::clone)
+}
 
 /// Sessions of all members of a shard's groups.
 #[derive(Debug, Default)]
@@ -58,30 +58,27 @@ impl GroupSessions {
     #[must_use]
     pub fn touch(&self, group: &str, view: &MemberView, details: &HeartbeatDetails) -> bool {
         let now = Instant::now();
-        let session = |HeartbeatDetails { paused, principal }| MemberSession {
-            expires: now + Duration::from_millis(view.session_timeout_ms.into()),
-            last_heartbeat: Some(now),
-            epoch: view.epoch,
-            paused,
-            principal,
-            joined_epoch: view.joined_epoch,
-            is_ending: false,
-        };
         let mut groups = sync::lock(&self.groups);
         let members = match groups.get_mut(group) {
             Some(members) => members,
             None => groups.entry(group.into()).or_default(),
         };
-        let is_ending = |it: &MemberSession| it.is_ending && it.joined_epoch == view.joined_epoch;
-        match members.get_mut(&*view.member_id) {
-            Some(known) if is_ending(known) => return false,
-            Some(known) => {
-                let before = known.take_details();
-                // Most heartbeats change none, and copy nothing.
-                *known = session(if before == *details { before } else { details.clone() });
-            }
-            None => drop(members.insert(view.member_id.clone(), session(details.clone()))),
+        let known = members.get(&*view.member_id);
+        if known.is_some_and(|it| it.is_ending && it.joined_epoch == view.joined_epoch) {
+            return false;
         }
+        // Most heartbeats change none.
+        let unchanged = known.map(|known| &known.details).filter(|known| ***known == *details);
+        let details = unchanged.cloned().unwrap_or_else(|| shared_details(members, details));
+        let session = MemberSession {
+            expires: now + Duration::from_millis(view.session_timeout_ms.into()),
+            last_heartbeat: Some(now),
+            epoch: view.epoch,
+            details,
+            joined_epoch: view.joined_epoch,
+            is_ending: false,
+        };
+        members.insert(view.member_id.clone(), session);
         true
     }
 
@@ -114,13 +111,13 @@ impl GroupSessions {
             group.member(id).is_some_and(|member| member.joined_epoch == session.joined_epoch)
         });
         let now = Instant::now();
+        let details = shared_details(members, &HeartbeatDetails::default());
         for (id, member) in group.members() {
             members.get_or_insert_with(id.clone(), || MemberSession {
                 expires: now + timeout_of(member),
                 last_heartbeat: None,
                 epoch: 0,
-                paused: SortedSet::default(),
-                principal: None,
+                details: details.clone(),
                 joined_epoch: member.joined_epoch,
                 is_ending: false,
             });
@@ -172,7 +169,7 @@ impl GroupSessions {
 }
 
 fn timeout_of(member: &crate::log::GroupMember) -> Duration {
-    Duration::from_millis(member.session_timeout_ms.into())
+    Duration::from_millis(member.settings.session_timeout_ms.into())
 }
 
 #[cfg(test)]
@@ -240,8 +237,7 @@ mod tests {
         ];
         for details in said {
             assert!(hear_with(&sessions, "a", 1, &details));
-            let mut session = sessions.of_group("g").get("a").unwrap().clone();
-            assert_eq!(session.take_details(), details);
+            assert_eq!(*sessions.of_group("g").get("a").unwrap().details, details);
         }
     }
 
@@ -258,7 +254,9 @@ mod tests {
         let members = sessions.of_group("g");
         assert_eq!(members.get("a").unwrap().epoch, 4);
         assert!(members.get("b").unwrap().last_heartbeat.is_none());
-        assert!(size_of::<(Arc<str>, MemberSession)>() <= 112);
+        assert!(size_of::<(Arc<str>, MemberSession)>() <= 80);
+        let details = |id| &members.get(id).unwrap().details;
+        assert!(Arc::ptr_eq(details("a"), details("b")), "members share equal details");
     }
 
     #[tokio::test(start_paused = true)]

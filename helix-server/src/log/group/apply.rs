@@ -145,12 +145,10 @@ impl ConsumerGroup {
     fn put_member(&mut self, index: u64, spec: &MemberSpec, take_over: bool) -> Applied {
         let id: Arc<str> = spec.member_id.as_str().into();
         self.check_patterns(spec)?;
-        let topics = self.shared_topics(&spec.topics);
+        let settings = self.shared_settings(spec);
         if let Some(member) = self.members.get_mut(&id) {
-            let is_other = *member.topics != *topics;
-            member.client_name = spec.client_name.as_str().into();
-            member.session_timeout_ms = spec.session_timeout_ms;
-            member.topics = topics;
+            let is_other = *member.settings.topics != *settings.topics;
+            member.settings = settings;
             if is_other {
                 self.epoch = index;
             }
@@ -168,16 +166,14 @@ impl ConsumerGroup {
         }
         let mut member = GroupMember {
             static_name: spec.static_name.as_str().into(),
-            client_name: spec.client_name.as_str().into(),
-            session_timeout_ms: spec.session_timeout_ms,
-            topics,
+            settings,
             joined_epoch: index,
             owned: SortedMap::default(),
             target: SortedSet::default(),
         };
         let mut is_same_assignment = false;
         if let Some(replaced) = holder.and_then(|holder| self.members.remove(&holder)) {
-            is_same_assignment = self.is_assigned() && *replaced.topics == *spec.topics;
+            is_same_assignment = self.is_assigned() && *replaced.settings.topics == *spec.topics;
             member.owned = replaced.owned;
             member.owned.values_mut().for_each(|since| *since = index);
             member.target = replaced.target;
@@ -218,7 +214,7 @@ impl ConsumerGroup {
             return Ok(());
         }
         let others = self.members.iter().filter(|(id, _)| ***id != *spec.member_id);
-        let topics = others.flat_map(|(_, member)| member.topics.iter());
+        let topics = others.flat_map(|(_, member)| member.settings.topics.iter());
         patterns.extend(topics.map(String::as_str).filter(|topic| is_pattern(topic)));
         if patterns.len() > PATTERNS_PER_GROUP_MAX {
             let limit = PATTERNS_PER_GROUP_MAX;

@@ -47,7 +47,7 @@ pub fn pattern_matches(pattern: &str, name: &str) -> bool {
 impl ConsumerGroup {
     /// Returns the subscribed names and patterns of all members, each once.
     pub fn subscriptions(&self) -> BTreeSet<&str> {
-        let topics = self.members.values().flat_map(|member| member.topics.iter());
+        let topics = self.members.values().flat_map(|member| member.settings.topics.iter());
         topics.map(String::as_str).collect()
     }
 
@@ -120,7 +120,7 @@ impl ConsumerGroup {
     fn candidates(&self, topics: &[MatchedTopic]) -> Vec<Vec<u32>> {
         let mut by_name: BTreeMap<&str, Vec<u32>> = BTreeMap::new();
         for (member, place) in self.members.values().zip(0..) {
-            for topic in member.topics.iter() {
+            for topic in member.settings.topics.iter() {
                 by_name.entry(topic).or_default().push(place);
             }
         }

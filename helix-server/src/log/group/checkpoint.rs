@@ -7,8 +7,8 @@ use super::command::MemberSpec;
 use super::offsets::{CommittedBy, committed_by};
 use super::sorted::SortedSet;
 use super::{
-    CommittedRow, ConsumerGroup, GroupMember, GroupTable, OffsetEvent, OffsetEventKind,
-    PartitionKey,
+    CommittedRow, ConsumerGroup, GroupMember, GroupMemberSettings, GroupTable, OffsetEvent,
+    OffsetEventKind, PartitionKey,
 };
 use crate::records::{
     GroupMemberRecord as MemberRecord, GroupRecord, NamedTopic, OffsetEventRecord as EventRecord,
@@ -48,8 +48,9 @@ impl GroupTable {
 
 fn estimated_len(group: &ConsumerGroup) -> usize {
     let of_member = |(id, member): (&Arc<str>, &GroupMember)| {
-        let names = id.len() + member.static_name.len() + member.client_name.len();
-        let topics: usize = member.topics.iter().map(|topic| topic.len() + 2).sum();
+        let GroupMemberSettings { client_name, topics, .. } = &*member.settings;
+        let names = id.len() + member.static_name.len() + client_name.len();
+        let topics: usize = topics.iter().map(|topic| topic.len() + 2).sum();
         let partitions = member.owned.len() + member.target.len();
         MEMBER_BYTES + names + topics + partitions * PARTITION_BYTES
     };
@@ -81,9 +82,9 @@ fn member_record((id, member): (&Arc<str>, &GroupMember)) -> MemberRecord {
     let spec = MemberSpec {
         member_id: id.to_string(),
         static_name: member.static_name.to_string(),
-        client_name: member.client_name.to_string(),
-        session_timeout_ms: member.session_timeout_ms,
-        topics: member.topics.to_vec(),
+        client_name: member.settings.client_name.to_string(),
+        session_timeout_ms: member.settings.session_timeout_ms,
+        topics: member.settings.topics.to_vec(),
     };
     MemberRecord {
         spec: Some(spec),
@@ -170,10 +171,8 @@ fn restore_member(
     let target: SortedSet<_> =
         record.target.unwrap_or_default().into_keys().ok_or(lengths)?.collect();
     let member = GroupMember {
+        settings: group.shared_settings(&spec),
         static_name: spec.static_name.into(),
-        client_name: spec.client_name.into(),
-        session_timeout_ms: spec.session_timeout_ms,
-        topics: group.shared_topics(&spec.topics),
         joined_epoch: record.joined_epoch,
         owned,
         target,

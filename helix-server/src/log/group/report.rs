@@ -117,13 +117,13 @@ impl ConsumerGroup {
         let pending: Vec<_> = target.iter().filter(|it| !owned.contains_key(it)).copied().collect();
         MemberView {
             member_id: id.clone(),
-            topics: member.topics.clone(),
+            topics: member.settings.topics.clone(),
             epoch: self.member_epoch(member),
             joined_epoch: member.joined_epoch,
             is_settled: self.is_assigned() && pending.is_empty() && assigned.len() == owned.len(),
             assigned,
             pending,
-            session_timeout_ms: member.session_timeout_ms,
+            session_timeout_ms: member.settings.session_timeout_ms,
         }
     }
 
@@ -147,24 +147,25 @@ fn updated(known: &GroupMember, said: &MemberSpec) -> Result<Option<MemberSpec>,
         return Err(GroupRefusal::StaticNameFixed { current: known.static_name.to_string() });
     }
     // Compared first: most heartbeats change nothing, and then allocate nothing.
-    let has_topics = !said.topics.is_empty() && *said.topics != *known.topics;
-    let has_name = !said.client_name.is_empty() && *said.client_name != *known.client_name;
+    let settings = &*known.settings;
+    let has_topics = !said.topics.is_empty() && *said.topics != *settings.topics;
+    let has_name = !said.client_name.is_empty() && *said.client_name != *settings.client_name;
     let timeout_ms = Some(said.session_timeout_ms).filter(|it| *it != 0);
-    if !has_topics && !has_name && timeout_ms.is_none_or(|it| it == known.session_timeout_ms) {
+    if !has_topics && !has_name && timeout_ms.is_none_or(|it| it == settings.session_timeout_ms) {
         return Ok(None);
     }
     let MemberSpec { member_id, mut topics, mut client_name, .. } = said.clone();
     if !has_topics {
-        topics = known.topics.to_vec();
+        topics = settings.topics.to_vec();
     }
     if !has_name {
-        client_name = known.client_name.to_string();
+        client_name = settings.client_name.to_string();
     }
     Ok(Some(MemberSpec {
         member_id,
         static_name: known.static_name.to_string(),
         client_name,
-        session_timeout_ms: timeout_ms.unwrap_or(known.session_timeout_ms),
+        session_timeout_ms: timeout_ms.unwrap_or(settings.session_timeout_ms),
         topics,
     }))
 }

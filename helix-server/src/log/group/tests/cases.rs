@@ -164,7 +164,7 @@ fn update_that_races_with_a_removal_adds_no_member() {
     log.join("a", &["t1"]);
     let refused = log.apply(update);
     assert!(matches!(refused, Err(GroupRefusal::UnknownMember { .. })), "{refused:?}");
-    assert_eq!(log.group().member("a").unwrap().topics[..], ["t1"]);
+    assert_eq!(log.group().member("a").unwrap().settings.topics[..], ["t1"]);
 }
 
 #[test]
@@ -393,11 +393,11 @@ fn member_takes_the_documented_memory() {
     for _ in 0..2 {
         let group = log.group();
         assert!(size_of::<ConsumerGroup>() <= 300, "{}", size_of::<ConsumerGroup>());
-        assert!(size_of::<(Arc<str>, GroupMember)>() <= 136);
-        let topics = &group.member("a").unwrap().topics;
+        assert!(size_of::<(Arc<str>, GroupMember)>() <= 96);
+        let settings = &group.member("a").unwrap().settings;
         for id in ids {
             let member = group.member(id).unwrap();
-            assert!(Arc::ptr_eq(&member.topics, topics), "members share a subscription");
+            assert!(Arc::ptr_eq(&member.settings, settings), "members share settings");
             assert_eq!((member.owned.len(), member.owned.capacity()), (10, 10));
         }
         log.restart().unwrap();
