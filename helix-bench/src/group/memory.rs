@@ -1,5 +1,6 @@
 //! Growth of the nodes' resident memory by groups, committed offsets and members.
 
+use std::ops::Range;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -11,12 +12,16 @@ use tokio::time::{Instant, sleep};
 use super::row::GroupBenchRow;
 use super::{CONCURRENT_GROUPS, GroupBenchPlan, STEP_MAX, TURN, delete_groups, reads};
 
-/// Bytes of records that are appended before each measurement. They take the place of the
-/// small entries that the log keeps in memory, and its buffers grow no more.
-const FILL_BYTES: u64 = 64 << 20;
+/// Bytes of records that are appended before each reading of the memory, of which the lowest one
+/// counts. The first ones take the place of the small entries that the log keeps in memory, and
+/// make a checkpoint due. The others have the allocator return the buffers of that checkpoint.
+const FILL_BYTES: [u64; 3] = [64 << 20, 8 << 20, 8 << 20];
 
 /// Wait until the nodes have released what calls took.
 const REST: Duration = Duration::from_secs(2);
+
+/// Entries that the join of a member writes: the member and an assignment.
+const ENTRIES_PER_JOIN: usize = 2;
 
 /// Session of the members, longer than the measurement: they send one heartbeat.
 const SESSION: Duration = Duration::from_secs(600);
@@ -26,8 +31,13 @@ pub(super) async fn measure(plan: &GroupBenchPlan) -> Result<Vec<GroupBenchRow>>
     plan.create_topic(&topic).await?;
     let client = plan.client()?;
     let groups = plan.args.empty_groups;
-    // Everything that grows once has grown before.
-    commit(plan, &client, &topic, "warm-up", groups.div_ceil(10), 0..1).await?;
+    let joining = plan.args.groups.min(groups);
+    let joined = joining * plan.args.members;
+    // Everything that grows once has grown before, also the log's buffer of entries.
+    let warm = groups.div_ceil(10);
+    for _ in 0..groups.max(joined * ENTRIES_PER_JOIN).div_ceil(warm) {
+        commit(plan, &client, &topic, "warm-up", warm, 0..1).await?;
+    }
     rss(plan, &client, &topic).await?;
     let nodes = node_count(&client).await? as f64;
     let before = rss(plan, &client, &topic).await?;
@@ -37,10 +47,11 @@ pub(super) async fn measure(plan: &GroupBenchPlan) -> Result<Vec<GroupBenchRow>>
     bytes.push(rss(plan, &client, &topic).await?);
     commit(plan, &client, &topic, "memory", groups, 1..plan.args.partitions).await?;
     bytes.push(rss(plan, &client, &topic).await?);
-    let joining = plan.args.groups.min(groups);
-    members(plan, joining, false).await?;
-    bytes.push(rss(plan, &client, &topic).await?);
-    members(plan, joining, true).await?;
+    for numbers in [0..1, 1..plan.args.members] {
+        members(plan, joining, numbers, false).await?;
+        bytes.push(rss(plan, &client, &topic).await?);
+    }
+    members(plan, joining, 0..plan.args.members, true).await?;
     delete_groups(&client, &plan.prefix()).await?;
     // The records between two measurements grow the memory, too.
     let row = |name: String, from: usize, count: usize| {
@@ -50,15 +61,19 @@ pub(super) async fn measure(plan: &GroupBenchPlan) -> Result<Vec<GroupBenchRow>>
             .against("growth without groups", vec![control / count])
     };
     let more_offsets = groups * (plan.args.partitions as usize - 1);
-    let joined = joining * plan.args.members;
     let name = format!("resident memory of a node per group, {groups} empty ones of one offset");
     let mut rows = vec![row(name, 0, groups)];
     if more_offsets > 0 {
         let name = format!("the same per further offset, {more_offsets} of them");
         rows.push(row(name, 1, more_offsets));
     }
-    let name = format!("the same per member, {joined} of them without an open call");
-    rows.push(row(name, 2, joined));
+    let name = format!("the same per first member of a group, {joining} without an open call");
+    rows.push(row(name, 2, joining));
+    if joined > joining {
+        let further = joined - joining;
+        let name = format!("the same per further member, {further} of them");
+        rows.push(row(name, 3, further));
+    }
     Ok(rows)
 }
 
@@ -69,7 +84,7 @@ pub(super) async fn commit(
     topic: &str,
     what: &str,
     groups: usize,
-    partitions: std::ops::Range<u32>,
+    partitions: Range<u32>,
 ) -> Result<()> {
     let offsets: Vec<CommittedOffset> = partitions
         .map(|partition| CommittedOffset {
@@ -89,11 +104,17 @@ pub(super) async fn commit(
     commits.try_collect::<()>().await.context("commit offsets of empty groups")
 }
 
-/// Joins static members and ends their consumers, which keeps the members; or has them leave.
-async fn members(plan: &GroupBenchPlan, groups: usize, leaves: bool) -> Result<()> {
+/// Joins static members with these numbers in each group, and ends their consumers, which keeps
+/// the members; or has them leave.
+async fn members(
+    plan: &GroupBenchPlan,
+    groups: usize,
+    numbers: Range<usize>,
+    leaves: bool,
+) -> Result<()> {
     let client = plan.client()?;
     let join = async |number: usize| {
-        for member in 0..plan.args.members {
+        for member in numbers.clone() {
             let group = client.consumer_group(plan.group("memory", number));
             // No topic has this name: a partition of an ended consumer would never be released.
             let group = group.pattern(format!("{}-none*", plan.prefix()));
@@ -114,17 +135,21 @@ async fn members(plan: &GroupBenchPlan, groups: usize, leaves: bool) -> Result<(
     joins.try_collect::<()>().await
 }
 
-/// Returns the resident memory of all nodes, after a rest.
+/// Returns the resident memory of all nodes: the lowest of several readings, each after a rest.
 async fn rss(plan: &GroupBenchPlan, client: &Client, topic: &str) -> Result<f64> {
-    reads::fill(plan, topic, FILL_BYTES.div_ceil(plan.args.size.max(1) as u64)).await?;
-    sleep(REST).await;
-    let mut bytes = 0;
-    for node in client.admin().metadata(&[""]).await?.nodes {
-        let status = client.admin().node_status(Some(&node.endpoint)).await?;
-        ensure!(status.rss_bytes > 0, "{} does not report its memory", node.endpoint);
-        bytes += status.rss_bytes;
+    let mut lowest = f64::INFINITY;
+    for fill in FILL_BYTES {
+        reads::fill(plan, topic, fill.div_ceil(plan.args.size.max(1) as u64)).await?;
+        sleep(REST).await;
+        let mut bytes = 0;
+        for node in client.admin().metadata(&[""]).await?.nodes {
+            let status = client.admin().node_status(Some(&node.endpoint)).await?;
+            ensure!(status.rss_bytes > 0, "{} does not report its memory", node.endpoint);
+            bytes += status.rss_bytes;
+        }
+        lowest = lowest.min(bytes as f64);
     }
-    Ok(bytes as f64)
+    Ok(lowest)
 }
 
 async fn node_count(client: &Client) -> Result<usize> {
