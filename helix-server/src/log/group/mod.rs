@@ -67,7 +67,7 @@ pub struct GroupTable {
 /// `assignment_epoch <= epoch`, and both are equal in a group without members. Epochs only grow.
 ///
 /// # Memory
-/// A group takes 300 bytes and its name. A member takes 96 bytes, its id with 16 more, its static
+/// A group takes 200 bytes and its name. A member takes 80 bytes, its id with 16 more, its static
 /// name, 24 bytes for each partition that it owns and 16 for each in its target. Members with equal
 /// settings share them. `offsets.rs` has the arithmetic of offsets.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]

@@ -5,16 +5,20 @@
 //! name of the committer, which its rows share (16), and a pointer (8). A vector of rows has an
 //! eighth to spare at most, so an offset takes 72 bytes. Only a row with metadata or with earlier
 //! events has a block of its own: 40 bytes, the metadata, and 48 bytes for each event. A topic
-//! takes 48 bytes and its name.
+//! takes 48 bytes, and its name with 16 more.
 
 use std::sync::Arc;
 
-use super::sorted::{self, SortedMap};
+use super::sorted::SortedMap;
 use super::{OFFSET_HISTORY_MAX, OffsetUpdate, PartitionKey};
 
 /// Estimated bytes of an encoded row and of an earlier event, without texts.
 const ROW_BYTES: usize = 48;
 const EVENT_BYTES: usize = 40;
+
+/// Part of the rows' number that a growing vector reserves, so that single insertions move few
+/// bytes.
+const SPARE_PART: usize = 8;
 
 /// Rows of all topics of a group.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -100,6 +104,13 @@ pub(super) struct RowChange<'a> {
     pub(super) at_us: u64,
 }
 
+/// Makes capacity for `count` more rows, with little to spare.
+fn reserve(rows: &mut Vec<CommittedRow>, count: usize) {
+    if rows.capacity() - rows.len() < count {
+        rows.reserve_exact(count.max(rows.len() / SPARE_PART));
+    }
+}
+
 /// Returns the stored form of a text.
 pub(super) fn committed_by(by: &str) -> CommittedBy {
     (!by.is_empty()).then(|| by.into())
@@ -169,7 +180,7 @@ impl OffsetTable {
             return;
         }
         self.len += new.len();
-        sorted::reserve(rows, new.len());
+        reserve(rows, new.len());
         rows.extend(new);
         // The sort finds two runs and merges them.
         rows.sort_by_key(|row| row.number);
@@ -181,7 +192,7 @@ impl OffsetTable {
         match topic.rows.binary_search_by_key(&row.number, |known| known.number) {
             Ok(_) => Err("duplicate offset"),
             Err(index) => {
-                sorted::reserve(&mut topic.rows, 1);
+                reserve(&mut topic.rows, 1);
                 topic.rows.insert(index, row);
                 self.len += 1;
                 Ok(())

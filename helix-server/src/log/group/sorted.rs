@@ -1,42 +1,40 @@
-//! Sorted vectors: maps and sets without spare capacity, for small and many collections.
+//! Sorted slices: maps and sets without spare capacity, for small and many collections.
 //!
 //! A B-tree node has capacity for eleven entries. A shard has thousands of collections with one
 //! entry each, so nodes would take most of the groups' memory.
 
 use std::borrow::Borrow;
 
-/// Parts of the length that a growing vector reserves, so that single insertions move few bytes.
-const SPARE_PART: usize = 8;
-
-/// Map as a vector in the order of its keys.
+/// Map as a slice in the order of its keys.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SortedMap<K, V>(Vec<(K, V)>);
+pub struct SortedMap<K, V>(Box<[(K, V)]>);
 
-/// Set as a vector in order.
+/// Set as a slice in order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SortedSet<K>(SortedMap<K, ()>);
 
-/// Makes capacity for `count` more entries, with little to spare.
-pub(super) fn reserve<T>(entries: &mut Vec<T>, count: usize) {
-    if entries.capacity() - entries.len() < count {
-        entries.reserve_exact(count.max(entries.len() / SPARE_PART));
-    }
-}
-
-/// Gives back capacity that is not used after removals.
-pub(super) fn release_spare<T>(entries: &mut Vec<T>) {
-    if entries.len() <= entries.capacity() / 2 {
-        entries.shrink_to_fit();
-    }
-}
-
 impl<K, V> Default for SortedMap<K, V> {
     fn default() -> Self {
-        Self(Vec::new())
+        Self(Box::default())
     }
 }
 
 impl<K: Ord, V> SortedMap<K, V> {
+    /// Changes the entries as a vector, which moves none if their number stays the same.
+    fn change<T>(&mut self, change: impl FnOnce(&mut Vec<(K, V)>) -> T) -> T {
+        let mut entries = std::mem::take(&mut self.0).into_vec();
+        let changed = change(&mut entries);
+        self.0 = entries.into_boxed_slice();
+        changed
+    }
+
+    fn insert_at(&mut self, index: usize, key: K, value: V) {
+        self.change(|entries| {
+            entries.reserve_exact(1);
+            entries.insert(index, (key, value));
+        });
+    }
+
     fn find<Q: Ord + ?Sized>(&self, key: &Q) -> Result<usize, usize>
     where
         K: Borrow<Q>,
@@ -87,8 +85,7 @@ impl<K: Ord, V> SortedMap<K, V> {
         let index = match self.find(&key) {
             Ok(index) => index,
             Err(index) => {
-                reserve(&mut self.0, 1);
-                self.0.insert(index, (key, new()));
+                self.insert_at(index, key, new());
                 index
             }
         };
@@ -100,20 +97,21 @@ impl<K: Ord, V> SortedMap<K, V> {
         match self.find(&key) {
             Ok(index) => Some(std::mem::replace(&mut self.0[index].1, value)),
             Err(index) => {
-                reserve(&mut self.0, 1);
-                self.0.insert(index, (key, value));
+                self.insert_at(index, key, value);
                 None
             }
         }
     }
 
     /// Inserts entries with keys that the map does not have, faster than one by one.
-    pub fn insert_new(&mut self, entries: Vec<(K, V)>) {
-        reserve(&mut self.0, entries.len());
-        self.0.extend(entries);
-        // The sort finds two runs and merges them.
-        self.0.sort_by(|(one, _), (other, _)| one.cmp(other));
-        self.0.dedup_by(|(one, _), (other, _)| one == other);
+    pub fn insert_new(&mut self, new: Vec<(K, V)>) {
+        self.change(|entries| {
+            entries.reserve_exact(new.len());
+            entries.extend(new);
+            // The sort finds two runs and merges them.
+            entries.sort_by(|(one, _), (other, _)| one.cmp(other));
+            entries.dedup_by(|(one, _), (other, _)| one == other);
+        });
     }
 
     pub fn remove<Q: Ord + ?Sized>(&mut self, key: &Q) -> Option<V>
@@ -121,18 +119,16 @@ impl<K: Ord, V> SortedMap<K, V> {
         K: Borrow<Q>,
     {
         let index = self.find(key).ok()?;
-        let (_, value) = self.0.remove(index);
-        release_spare(&mut self.0);
+        let (_, value) = self.change(|entries| entries.remove(index));
         Some(value)
     }
 
     pub fn retain(&mut self, mut is_kept: impl FnMut(&K, &V) -> bool) {
-        self.0.retain(|(key, value)| is_kept(key, value));
-        release_spare(&mut self.0);
+        self.change(|entries| entries.retain(|(key, value)| is_kept(key, value)));
     }
 
     pub fn clear(&mut self) {
-        self.0 = Vec::new();
+        self.0 = Box::default();
     }
 
     pub fn iter(&self) -> impl ExactSizeIterator<Item = (&K, &V)> + DoubleEndedIterator + Clone {
@@ -153,11 +149,6 @@ impl<K: Ord, V> SortedMap<K, V> {
 
     pub fn values_mut(&mut self) -> impl ExactSizeIterator<Item = &mut V> {
         self.0.iter_mut().map(|(_, value)| value)
-    }
-
-    #[cfg(test)]
-    pub(super) fn capacity(&self) -> usize {
-        self.0.capacity()
     }
 }
 
@@ -234,8 +225,6 @@ mod tests {
                 }
                 assert_eq!((sorted.get(&key), sorted.len()), (tree.get(&key), tree.len()));
                 assert!(sorted.iter().eq(tree.iter()));
-                let spare = (sorted.len() / SPARE_PART).max(sorted.len()).max(1);
-                assert!(sorted.capacity() <= sorted.len() + spare, "{}", sorted.capacity());
             }
         }
     }
