@@ -2,7 +2,8 @@
 //!
 //! - A partition has one owner, and is in one member's target.
 //! - Epochs never fall, and committed offsets fall only with a late commit.
-//! - Replicas that applied the same entries have equal groups.
+//! - Replicas that applied the same entries have equal groups. At the same epoch of the group they
+//!   have the same members, with the same epochs.
 //! - A group that is left alone becomes stable: its members are those that run, and every partition
 //!   is read by one of them. Then nothing moves, and no record is delivered again.
 
@@ -38,6 +39,8 @@ pub struct GroupStateChecker {
     ticks: u64,
     /// By node and shard.
     seen: BTreeMap<(u64, u64), GroupObservation>,
+    /// Members and the epochs at which they joined, by shard and epoch of the group.
+    members: BTreeMap<(u64, u64), Vec<(String, u64)>>,
 }
 
 /// State of a group in which nothing is left to do.
@@ -54,7 +57,7 @@ fn to_key(key: PartitionKey) -> GroupPartitionKey {
 
 impl GroupStateChecker {
     pub fn new(context: GroupContext) -> Self {
-        Self { context, ticks: 0, seen: BTreeMap::new() }
+        Self { context, ticks: 0, seen: BTreeMap::new(), members: BTreeMap::new() }
     }
 
     /// Checks the group on every running node.
@@ -97,9 +100,22 @@ impl GroupStateChecker {
             return Ok(());
         }
         seen.applied = applied;
-        let context = &self.context;
+        let (context, members) = (&self.context, &mut self.members);
         let checked = shard.read_groups(|groups| match groups.get(context.name()) {
-            Some(group) => seen.compare(group, context),
+            Some(group) => {
+                // Every change of the members is a new epoch.
+                let joined = joined_members(group);
+                let epoch = (shard.id(), group.epoch());
+                let known = members.entry(epoch).or_insert_with(|| joined.clone());
+                if *known != joined {
+                    return Err(format!(
+                        "members and their epochs are {joined:?} at epoch {}, but another replica \
+                         had {known:?}",
+                        group.epoch()
+                    ));
+                }
+                seen.compare(group, context)
+            }
             None => {
                 seen.offsets.clear();
                 Ok(())
@@ -199,6 +215,11 @@ impl GroupStateChecker {
             Some((node, shard))
         })
     }
+}
+
+/// Returns the members of a group with the epochs at which they joined.
+fn joined_members(group: &ConsumerGroup) -> Vec<(String, u64)> {
+    group.members().map(|(id, member)| (id.to_string(), member.joined_epoch)).collect()
 }
 
 /// Returns the partitions of all topics that a node knows and that members read.

@@ -12,7 +12,8 @@
 //!   checks the expiry of tokens.
 //! - `group_member` reads in a consumer group, `group_topics` changes topics under it,
 //!   `group_watch` checks the group on all nodes, `group_context` is shared by them.
-//! - `tables` writes and reads a topic that is compacted by key, and checks what readers see.
+//! - `tables` writes and reads a topic that is compacted by key, and checks what readers see;
+//!   `table_watch` checks its compaction on all nodes.
 //! - `invariants` checks all nodes after every tick; `observation` is its state per replica.
 //! - `final_reads` reads every replica at the end; `recorder` keeps the history of all clients.
 //! - `coverage` counts the situations that a run met; `tally` adds up the counts of many runs.
@@ -46,6 +47,7 @@ pub mod recreation;
 pub mod recreation_log;
 pub mod run;
 mod sealed;
+pub mod table_watch;
 pub mod tables;
 pub mod tally;
 pub mod tamper;

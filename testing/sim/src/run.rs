@@ -25,6 +25,7 @@ use crate::plan::{FaultKind, SimulationPlan};
 use crate::recorder::Recorder;
 use crate::recreation;
 use crate::recreation_log::RecreationLog;
+use crate::table_watch::TableStateChecker;
 use crate::token_holder::{self, TokenLog};
 use crate::workload::{self, ClientContext};
 use crate::{group_member, group_topics, tables};
@@ -136,6 +137,7 @@ struct World {
     recreations: RecreationLog,
     tokens: TokenLog,
     groups: Option<GroupStateChecker>,
+    tables: Option<TableStateChecker>,
     context: ClientContext,
     /// Events of the final reads.
     found: FinalReadEvents,
@@ -212,6 +214,7 @@ impl World {
             recreations,
             tokens,
             clocks: ClockWitness::new(&plan, members.clone(), marks.clone()),
+            tables: plan.table.map(|_| TableStateChecker::new(&plan, members.clone())),
             watch: InvariantChecker::new(members, recorder.clone(), marks.clone()),
             groups: plan.group.as_ref().map(|_| GroupStateChecker::new(context.group.clone())),
             sim: ManuallyDrop::new(sim),
@@ -235,6 +238,9 @@ impl World {
         self.tokens.check()?;
         if let Some(groups) = &mut self.groups {
             groups.check(&self.machines)?;
+        }
+        if let Some(tables) = &mut self.tables {
+            tables.check(&self.machines)?;
         }
         self.nemesis.tick(&mut self.sim, &self.machines, may_inject)
     }

@@ -1,6 +1,8 @@
 //! A topic that is compacted by key: producers of updates and deletions, readers of all replicas,
 //! and a model of the latest records.
 
+mod repeater;
+
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -24,6 +26,7 @@ use crate::coverage::CoverageMark;
 use crate::net::{CLIENT_PORT, channel};
 use crate::plan::SimulationPlan;
 use crate::workload::{ClientContext, RETRY_PAUSE, TOPIC_IS_THERE};
+use repeater::TableRepeater;
 
 /// Name of the compacted topic, which groups do not read.
 pub const NAME: &str = "table";
@@ -182,6 +185,7 @@ pub async fn run(context: ClientContext) -> turmoil::Result {
     for _ in 0..2 {
         tasks.spawn(TableReader::new(&context, &model)?.run());
     }
+    tasks.spawn(TableRepeater::new(&context, &model)?.run());
     while let Some(task) = tasks.join_next().await {
         task??;
     }
