@@ -121,6 +121,10 @@ flood *args:
     cargo run --release -p helix-chaos -- flood {{args}}
     cargo run --release -p helix-chaos -- flood --memory-limit-mib 3072 {{args}}
 
+# Overload a node by one principal with a quota; check that another principal is served.
+flood-tenant *args:
+    cargo run --release -p helix-chaos -- flood --quota-mib 16 --connections 0 --readers 0 --abusive-clients 0 --half-open 0 {{args}}
+
 # Measure record fetch of a node that lacks purged log: `just refill --gib 10`.
 refill *args:
     cargo run --release -p helix-chaos -- refill --topic-partitions 1 {{args}}

@@ -16,18 +16,19 @@ cd "$(dirname "$0")/.."
 
 seconds=10 warmup=2s pubsub_seconds=20 profile=release docs=docs step_max=1200 run_max=14400 start_max=60
 payloads=256B,512B,1KiB,4KiB,8KiB,16KiB,32KiB,64KiB,128KiB stream_sizes=64,256,1400
-readers=(1 4 16) counts=(100 1000 10000) tls_pairs=3 perf_records=2000000 omb_seconds=30s
+readers=(1 4 16) counts=(100 1000 10000) tls_pairs=3 access_pairs=5 perf_records=2000000
+omb_seconds=30s
 case ${1:-} in
     "" | --publish) ;;
     --quick)
         seconds=2 warmup=500ms pubsub_seconds=3 step_max=100 run_max=560 start_max=20
         payloads=256B,1KiB,16KiB,128KiB stream_sizes=64,256
-        readers=(1 4) tls_pairs=2 perf_records=500000 omb_seconds=5s
+        readers=(1 4) tls_pairs=2 access_pairs=3 perf_records=500000 omb_seconds=5s
         ;;
     --dry)
         seconds=0.3 warmup=100ms pubsub_seconds=0.3 profile=dev
         step_max=150 payloads=256B,1KiB,16KiB,128KiB counts=(10 20)
-        readers=(4) tls_pairs=1 perf_records=2000 omb_seconds=1s
+        readers=(4) tls_pairs=1 access_pairs=1 perf_records=2000 omb_seconds=1s
         ;;
     *)
         echo "usage: scripts/benchmarks.sh [--quick | --dry | --publish]" >&2
@@ -380,6 +381,38 @@ measure_tls() {
     done
 }
 
+# access_side SIDE PAIR: `open` or `guarded`. Records are small, so that the checks of a call are as
+# large a part of it as they can be.
+access_side() {
+    name=$1 addr=$open
+    local credentials=()
+    [ "$name" = open ] || { addr=$guarded; credentials=(--token-file "$work/bench-token"); }
+    run "access-write-$2" write --clients 4 --size 64 --batch-size 1 "${timed[@]}" \
+        "${credentials[@]}"
+}
+
+# Two nodes in memory, one of which checks tokens and rules, measured in turns.
+measure_access() {
+    local pair side sides
+    start open 1 --storage memory
+    open=$addr guarded=127.0.0.1:$((port + 7))
+    start_node 2 $((port + 7)) --storage memory --auth required \
+        --admin-token-file "$work/admin-token"
+    serves --addr "$guarded" --token-file "$work/admin-token" || up=
+    if ! (umask 077 && "$programs/helix" token create bench --role producer:default \
+        --allow topic:default=read --allow cluster=describe --addr "$guarded" \
+        --token-file "$work/admin-token" > "$work/bench-token" 2> "$results/token.txt"); then
+        cat "$results/token.txt" >&2
+        miss access-write-1-guarded "was not measured: there is no token"
+        return 0
+    fi
+    for pair in $(seq "$access_pairs"); do
+        sides=(open guarded)
+        [ $((pair % 2)) = 1 ] || sides=(guarded open)
+        for side in "${sides[@]}"; do access_side "$side" "$pair"; done
+    done
+}
+
 measure_three_nodes() {
     start three-nodes 3
     run check sequencer --check
@@ -450,8 +483,8 @@ measure_containers() {
 # --- Pages ---
 
 # Sections of docs/benchmarks.md, each from its own line to the next line "benchmarks: end".
-sections=(machine pubsub sequencer connections tls group compaction write write-sizes read e2e
-    compose perf omb)
+sections=(machine pubsub sequencer connections tls access group compaction write write-sizes read
+    e2e compose perf omb)
 
 # Fails unless the page has all sections: no run is to end without them.
 check_sections() {
@@ -552,6 +585,7 @@ publish_all() {
     publish plots read 'read-*'
     publish plots e2e 'e2e-*'
     publish tables tls 'tls-*-plain' 'tls-*-tls'
+    publish tables access 'access-*-open' 'access-*-guarded'
     if [ -s "$results/no-compose.txt" ]; then
         section compose < "$results/no-compose.txt"
     else
@@ -628,6 +662,7 @@ ticks_before=$(cpu_ticks)
 measure_limits
 measure_one_node
 measure_tls
+measure_access
 measure_three_nodes
 measure_groups
 measure_compaction

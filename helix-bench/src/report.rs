@@ -59,6 +59,8 @@ pub(crate) struct BenchReport {
     pub(crate) idempotent: Option<bool>,
     /// The connections used TLS.
     pub(crate) tls: bool,
+    /// The calls carried a token.
+    pub(crate) token: bool,
     pub(crate) server_version: String,
     pub(crate) sync_p50_us: Option<f64>,
     pub(crate) sync_p99_us: Option<f64>,
@@ -131,6 +133,7 @@ impl BenchReport {
             replication: target.topic.replication_factor,
             idempotent: (load.mode != LoadMode::Read).then_some(load.idempotent),
             tls: load.cluster.tls.is_some(),
+            token: !load.cluster.token.is_none(),
             server_version: distinct(versions),
             sync_p50_us: worst(|node| node.sync_p50_us),
             sync_p99_us: worst(|node| node.sync_p99_us),

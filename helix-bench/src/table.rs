@@ -3,15 +3,15 @@
 //! A table is made from the result's JSON, so a stored result gives the same table as its run.
 
 mod compaction;
+mod pairs;
 mod result_table;
 mod sequencer;
-mod tls;
 
 use anyhow::{Result, bail};
 use serde_json::Value;
 
+use self::pairs::{Feature, FeaturePairs};
 use self::result_table::ResultTable;
-use self::tls::TlsPairs;
 use crate::format::{bytes_text, grouped, known};
 use crate::limits::{KnownLimits, LoadLimits, is_ceiling};
 
@@ -39,17 +39,19 @@ fn tables(result: &Value, limits: &KnownLimits<'_>) -> Result<Vec<ResultTable>> 
 /// Parts of `group` that were run one by one against the same nodes share a table.
 ///
 /// With results of ceilings or of the log alone among them or in `limits`, tables have the ratio to
-/// the lower limit. Runs of one load with and without TLS are compared in a table of their own.
+/// the lower limit. Runs of one load with and without TLS, or a token, are compared in a table of
+/// their own.
 ///
 /// # Errors
 /// A result is of a mode without tables.
 pub(crate) fn tables_of_all(results: &[Value], limits: &[Value]) -> Result<Vec<ResultTable>> {
     let limits = KnownLimits::among(results.iter().chain(limits));
-    let pairs = TlsPairs::among(results);
+    let pairs = Feature::ALL.map(|feature| FeaturePairs::among(feature, results));
+    let is_compared = |run: &Value| pairs.iter().any(|pairs| pairs.contains(run));
     let (loads, modes): (Vec<&Value>, Vec<&Value>) =
         results.iter().partition(|result| is_load(result));
-    let loads: Vec<&Value> = loads.into_iter().filter(|run| !pairs.contains(run)).collect();
-    let mut all: Vec<ResultTable> = pairs.table().into_iter().collect();
+    let loads: Vec<&Value> = loads.into_iter().filter(|run| !is_compared(run)).collect();
+    let mut all: Vec<ResultTable> = pairs.iter().filter_map(FeaturePairs::table).collect();
     for result in modes {
         for table in tables(result, &limits)? {
             match all.iter_mut().find(|known| result["mode"] == "group" && known.suits(&table)) {

@@ -3,7 +3,7 @@
 
 use serde_json::Value;
 
-use crate::harness::{CommandOutput, DevProcess, helix, json, until};
+use crate::harness::{CommandOutput, DevProcess, command, helix, json, outcome, until};
 
 /// The timeout allows for an election on a loaded machine; it usually takes a second.
 const HEALTHY: [&str; 6] =
@@ -112,6 +112,43 @@ fn dev_cluster_is_controlled_from_another_process() {
     // The directory was named by the user.
     assert!(!dev.is_directory_removed());
     assert_eq!(dev.logs(), ["node-1.log", "node-2.log", "node-3.log"]);
+}
+
+#[test]
+fn dev_cluster_with_tls_is_used_by_its_context_and_refuses_others() {
+    let settings = tempfile::tempdir().unwrap();
+    let dev = DevProcess::start_with(3, |dev| {
+        dev.arg("--tls").env("XDG_CONFIG_HOME", settings.path());
+    });
+    let run = |args: &[&str], input: &str| {
+        let mut command = command(args);
+        command.env("XDG_CONFIG_HOME", settings.path());
+        outcome(command, input)
+    };
+    let ok = |args: &[&str], input: &str| {
+        let outcome = run(&[args, &["--context", "dev-tls"]].concat(), input);
+        assert_eq!(outcome.code, 0, "helix {args:?}: {outcome:?}");
+        outcome.stdout
+    };
+    ok(&HEALTHY, "");
+    ok(&["topic", "create", "orders", "--partitions", "2", "--replication-factor", "3"], "");
+    ok(&["produce", "orders"], "hello\n");
+    assert_eq!(ok(&["consume", "orders"], ""), "hello\n");
+    let contexts = json(&run(&["context", "list", "-o", "json"], "").stdout);
+    assert!(contexts[0]["tls"] == true && contexts[0]["is_current"] == false, "{contexts}");
+    // Clients without a certificate and without TLS are refused, and get the reason.
+    let ca = dev.file("tls/ca.pem");
+    for (tls, why) in [
+        (vec!["--tls-ca", &ca], "requires a client certificate"),
+        (Vec::new(), "the node requires TLS"),
+    ] {
+        // A connection may end before its request is sent, whose error is then only that.
+        until(why, || {
+            let refused = dev.run(&[&["topic", "list"][..], &tls[..]].concat(), "");
+            assert_ne!(refused.code, 0, "{tls:?}: {refused:?}");
+            refused.stderr.contains(why)
+        });
+    }
 }
 
 #[test]

@@ -177,6 +177,11 @@ pub(crate) struct DevProcess {
 impl DevProcess {
     /// Starts a cluster and waits until it is ready.
     pub(crate) fn start(nodes: u16) -> Self {
+        Self::start_with(nodes, |_| {})
+    }
+
+    /// Starts a cluster by a changed command, and waits until it is ready.
+    pub(crate) fn start_with(nodes: u16, change: impl FnOnce(&mut Command)) -> Self {
         let port = base_port(nodes);
         let directory = tempfile::tempdir().unwrap();
         let address: Vec<_> =
@@ -184,7 +189,9 @@ impl DevProcess {
         let (port, nodes) = (port.to_string(), nodes.to_string());
         let data = directory.path().join("data");
         let args = ["dev", "--nodes", &nodes, "--port", &port, "--dir", data.to_str().unwrap()];
-        let mut child = command(&args).stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut starting = command(&args);
+        change(&mut starting);
+        let mut child = starting.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
         let stdout = BufReader::new(child.stdout.take().unwrap());
         // If a node does not start, the program fails and its output ends.
         let is_ready = stdout.lines().any(|line| line.unwrap().starts_with("Ctrl-C"));
@@ -253,6 +260,11 @@ impl DevProcess {
     /// Waits for the end of a stopped cluster.
     pub(crate) fn wait(&mut self) -> ExitStatus {
         self.child.wait().unwrap()
+    }
+
+    /// Returns the path of a file in the data directory.
+    pub(crate) fn file(&self, name: &str) -> String {
+        self.directory.path().join("data").join(name).display().to_string()
     }
 
     /// Returns the names of the nodes' logs.

@@ -31,7 +31,7 @@ use super::quota_delay::QuotaDelay;
 use super::services::Services;
 use super::stream_guard::guard;
 use super::tracked_body::TrackedBody;
-use crate::api::{MethodKind, MethodRow, method_row};
+use crate::api::{MethodKind, MethodRow};
 use crate::error::{Error, Result};
 use crate::limits;
 
@@ -116,21 +116,21 @@ impl Admission {
             Ok(slot) => slot,
             Err(error) => return Either::Left(now(Ok(rejected(request, error)))),
         };
+        let row = access.as_ref().and_then(CallAccess::row);
         let (load, connection) = (&self.load, &self.connection);
         let call = CallMemory::of_caller(load, connection, Some(permit), slot, access);
         request.extensions_mut().insert(call.clone());
         let kind = CallKind::of(request.uri().path());
-        let watched = self.gate.as_ref().and_then(|gate| {
-            let row = method_row(request.uri().path())?;
-            Some((gate.clone(), row))
-        });
         let (mut control, mut stream) = (None, None);
-        match watched {
-            Some((gate, row)) if row.kind == MethodKind::Stream => stream = Some((gate, row)),
-            Some((gate, row)) if row.kind == MethodKind::Control => {
-                control = Some(ControlAudit { gate, row, call: call.clone(), is_logged: false });
+        if let (Some(gate), Some(row)) = (&self.gate, row) {
+            match row.kind {
+                MethodKind::Data => {}
+                MethodKind::Stream => stream = Some((gate.clone(), row)),
+                MethodKind::Control => {
+                    let (gate, call) = (gate.clone(), call.clone());
+                    control = Some(ControlAudit { gate, row, call, is_logged: false });
+                }
             }
-            _ => {}
         }
         let quota = QuotaDelay::new(self.services.node(), &call, kind.is_append, !kind.is_unary);
         let mut request =

@@ -15,7 +15,7 @@ use subtle::ConstantTimeEq;
 use tonic::codegen::http::{HeaderMap, header};
 
 use super::load::ClientConnection;
-use crate::api::{MethodKind, is_open, method_row};
+use crate::api::{MethodKind, MethodRow, is_open, method_row};
 use crate::audit::AuditEvent;
 use crate::error::{Error, Result};
 use crate::limits::{QUOTE_BYTES_MAX, USER_AGENT_BYTES_MAX};
@@ -53,7 +53,8 @@ pub struct CallAccess {
     connection: Arc<ClientConnection>,
     /// Set by the first check of a control operation or a stream.
     granted: OnceLock<(AccessOperation, OwnedResource)>,
-    keeps_grant: bool,
+    /// `None` for a path that is no method of the public services.
+    row: Option<&'static MethodRow>,
 }
 
 /// A resource with its name.
@@ -86,7 +87,7 @@ impl CallAccess {
 
     /// Notes a right that was checked. Does not allocate for appends.
     pub fn grant(&self, operation: AccessOperation, resource: AccessResource<'_>) {
-        if self.keeps_grant {
+        if self.row.is_some_and(|row| row.kind != MethodKind::Data) {
             self.granted.get_or_init(|| {
                 let name = cut(resource.name(), QUOTE_BYTES_MAX).into();
                 (operation, OwnedResource { kind: resource.kind(), name })
@@ -96,6 +97,10 @@ impl CallAccess {
 
     pub fn granted(&self) -> Option<&(AccessOperation, OwnedResource)> {
         self.granted.get()
+    }
+
+    pub(super) fn row(&self) -> Option<&'static MethodRow> {
+        self.row
     }
 }
 
@@ -154,9 +159,8 @@ impl Gate {
         if let Some(caller) = &login.caller {
             self.admit_within_quota(path, caller.meter())?;
         }
-        let keeps_grant = method_row(path).is_some_and(|row| row.kind != MethodKind::Data);
         let connection = self.connection.clone();
-        Ok(CallAccess { login, connection, granted: OnceLock::new(), keeps_grant })
+        Ok(CallAccess { login, connection, granted: OnceLock::new(), row: method_row(path) })
     }
 
     fn admit_within_quota(&self, path: &str, meter: &Arc<QuotaMeter>) -> Result<()> {

@@ -1,5 +1,6 @@
 //! Authentication and authorization, as clients meet them.
 
+mod audit;
 mod call_shares;
 pub(crate) mod calls;
 mod jwt;

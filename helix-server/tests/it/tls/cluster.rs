@@ -159,6 +159,8 @@ async fn certificates_and_the_ca_rotate_twice_under_load() {
     })
     .await;
     trio.connected().await;
+    let first = trio.certificates.ca("ca").client("app-1", 30).unwrap();
+    trio.certificates.put("first", &first);
     let tls = trio.certificates.client("client", "ca");
     let writer = Writer::start(trio.addresses(), Some(tls.clone()));
     let lasting = Writer::lasting(trio.addresses(), Some(tls));
@@ -202,6 +204,11 @@ async fn certificates_and_the_ca_rotate_twice_under_load() {
     }
     assert!(writer.stop().await + lasting.stop().await > 200);
     trio.connected().await;
+    // The CAs before are no longer trusted, although their certificates are still valid.
+    for node in NODES {
+        let first = trio.certificates.client("first", "ca");
+        refused(trio.server(node), Some(first), "trusts no CA that signed").await;
+    }
     trio.shutdown().await;
 }
 

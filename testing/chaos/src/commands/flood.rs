@@ -7,6 +7,9 @@
 //! second node without flood runs on the same host as a reference: a second client makes the same
 //! requests to it at the same time, and the two latencies are compared.
 //!
+//! With `--quota-mib` both nodes check their callers. The abusive clients are then one principal
+//! with a quota, and the well-behaved client is another one.
+//!
 //! A node accepts as many connections as its memory limit allows. Connections beyond that must be
 //! closed at once; within it none may be closed.
 
@@ -21,7 +24,10 @@ use serde::Serialize;
 use tokio::time::{Instant, sleep};
 
 use super::parse_duration;
-use crate::flood::{AbusePattern, AbusiveClients, CallTimes, NodeUnderTest, ProbeClient};
+use crate::flood::{
+    AbusePattern, AbusiveClients, CallTimes, NewClients, NodeUnderTest, NodeUnderTestOptions,
+    ProbeClient, connect_new_clients,
+};
 use crate::logger::Logger;
 use crate::output::print_result;
 
@@ -34,7 +40,15 @@ const FILES_BESIDE: usize = 512;
 /// Connections that the kernel may have accepted before the node.
 const ACCEPT_BACKLOG_MAX: u64 = 8;
 
+/// Payload of a batch of the writers.
+const BATCH_BYTES: u64 = 100 << 10;
+
+/// Time beyond a phase for which the writers' quota may be used: the bucket of one second that is
+/// full before it, and the last calls.
+const QUOTA_SECONDS_BEYOND: u64 = 3;
+
 const ALONE: &str = "alone";
+const BESIDE_HANDSHAKES: &str = "beside half-open TLS handshakes";
 const BEFORE: &str = "beside the writers";
 const AGAIN: &str = "alone again";
 const BESIDE_ALL: &str = "beside all";
@@ -58,6 +72,14 @@ pub struct FloodArgs {
     /// Connections with abusive HTTP/2 traffic
     #[arg(long, default_value_t = 16)]
     pub abusive_clients: usize,
+
+    /// TLS handshakes that are left half open, during a phase of their own
+    #[arg(long, default_value_t = 10_000)]
+    pub half_open: usize,
+
+    /// Quota of the abusive clients, in MiB of requests per second; the nodes then check callers
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
+    pub quota_mib: Option<u64>,
 
     /// Patterns of abusive traffic, in turn [default: all]
     #[arg(long, value_enum, value_delimiter = ',')]
@@ -129,6 +151,10 @@ struct FloodReport {
     /// Number of times that clients hit each limit.
     limits_met: BTreeMap<String, u64>,
     readers_ended: usize,
+    /// TLS handshakes that ended, at the flooded node.
+    handshakes_ended: u64,
+    /// Clients that connected with TLS beside the half-open handshakes.
+    new_clients: NewClients,
     parts: Vec<FloodPhase>,
 }
 
@@ -139,9 +165,15 @@ pub(super) async fn run(args: FloodArgs, program: PathBuf) -> anyhow::Result<()>
     )?;
     let dir = tempfile::tempdir().context("create a directory for the node")?;
     let quiet_dir = tempfile::tempdir().context("create a directory for the reference node")?;
-    let limit = args.memory_limit_mib;
-    let mut node = NodeUnderTest::start(&program, dir.path(), limit, args.pace).await?;
-    let quiet = NodeUnderTest::start(&program, quiet_dir.path(), limit, None).await?;
+    let options = NodeUnderTestOptions {
+        memory_limit_mib: args.memory_limit_mib,
+        pace: None,
+        quota_mib: args.quota_mib,
+        has_tls: args.half_open > 0,
+    };
+    let flooded = NodeUnderTestOptions { pace: args.pace, ..options };
+    let mut node = NodeUnderTest::start(&program, dir.path(), flooded).await?;
+    let quiet = NodeUnderTest::start(&program, quiet_dir.path(), options).await?;
     let result = execute(&args, logger, &mut node, &quiet).await;
     let stopped = [node.stop().await, quiet.stop().await];
     let report = result?;
@@ -157,8 +189,8 @@ async fn execute(
     quiet: &NodeUnderTest,
 ) -> anyhow::Result<FloodReport> {
     node.fill().await.context("write records for the readers")?;
-    let probe_client = ProbeClient::connect(node.address()).await?;
-    let elsewhere = ProbeClient::connect(quiet.address()).await?;
+    let probe_client = ProbeClient::connect(node.address(), node.probe_token()).await?;
+    let elsewhere = ProbeClient::connect(quiet.address(), quiet.probe_token()).await?;
     let mut parts = Vec::new();
     let mut measure = async |name, abusive_clients: &AbusiveClients, node: &mut NodeUnderTest| {
         let (begun, cpu) = (Instant::now(), node.cpu().await?);
@@ -181,10 +213,21 @@ async fn execute(
         node.is_alive()
     };
 
-    let mut abusive_clients = AbusiveClients::new(node.address())?;
+    let mut abusive_clients = AbusiveClients::new(node.address(), node.abusive_token())?;
     measure(ALONE, &abusive_clients, node).await?;
+    let (mut handshakes_ended, mut new_clients) = (0, NewClients::default());
+    if args.half_open > 0 {
+        abusive_clients.begin_handshakes(args.half_open, args.duration);
+        let connecting = connect_new_clients(node.client_with_tls(), args.duration);
+        let measuring = measure(BESIDE_HANDSHAKES, &abusive_clients, node);
+        let (measured, connected) = tokio::join!(measuring, connecting);
+        measured?;
+        new_clients = connected;
+        handshakes_ended = node.wait_for_handshakes(args.half_open).await?;
+    }
     abusive_clients.write(args.writers).await?;
-    if args.writers > 0 && !args.no_latency {
+    // At the rate of a quota that takes minutes.
+    if args.writers > 0 && !args.no_latency && args.quota_mib.is_none() {
         node.wait_for_recycling().await?;
     }
     measure(BEFORE, &abusive_clients, node).await?;
@@ -206,7 +249,8 @@ async fn execute(
     abusive_clients.stop().await;
     // The resources of the abusive clients must be free again.
     sleep(Duration::from_secs(1)).await;
-    measure(AGAIN, &AbusiveClients::new(node.address())?, node).await?;
+    let none = AbusiveClients::new(node.address(), node.abusive_token())?;
+    measure(AGAIN, &none, node).await?;
     Ok(FloodReport {
         memory_limit_mib: args.memory_limit_mib,
         peak_rss_mib: node.peak_rss_mib()?,
@@ -216,6 +260,8 @@ async fn execute(
         connections_served,
         limits_met,
         readers_ended,
+        handshakes_ended,
+        new_clients,
         parts,
     })
 }
@@ -314,6 +360,13 @@ fn print_report(args: &FloodArgs, logger: Logger, report: &FloodReport) -> anyho
         args.readers,
         report.limits_met
     ));
+    let NewClients { served, failed } = report.new_clients;
+    if args.half_open > 0 {
+        logger.log(format_args!(
+            "{} TLS handshakes ended; beside them {served} new clients were served, {failed} not",
+            report.handshakes_ended
+        ));
+    }
     Ok(())
 }
 
@@ -337,6 +390,12 @@ fn judge(args: &FloodArgs, report: &FloodReport) -> anyhow::Result<()> {
             ensure!(seen.calls > 0, "no request was answered {}", part.name);
         }
     }
+    let NewClients { served, failed } = report.new_clients;
+    ensure!(failed == 0, "{failed} of {} new clients were not served", served + failed);
+    ensure!(args.half_open == 0 || served > 0, "no new client connected");
+    if let Some(quota_mib) = args.quota_mib.filter(|_| args.writers > 0) {
+        judge_quota(args, report, quota_mib << 20)?;
+    }
     if args.no_latency {
         return Ok(());
     }
@@ -350,6 +409,20 @@ fn judge(args: &FloodArgs, report: &FloodReport) -> anyhow::Result<()> {
         }
     }
     ensure!(slower.is_empty(), "p99 relative to the reference node: {}", slower.join(", "));
+    Ok(())
+}
+
+/// Checks that the writers met their quota and did not exceed it.
+fn judge_quota(args: &FloodArgs, report: &FloodReport, per_second: u64) -> anyhow::Result<()> {
+    let bytes_max = per_second * (args.duration.as_secs() + QUOTA_SECONDS_BEYOND);
+    for part in report.parts.iter().filter(|part| part.name == BEFORE) {
+        ensure!(part.flood_refused > 0, "the writers were never over their quota");
+        ensure!(part.flood_acked > 0, "the writers appended nothing");
+        // The last batch of each writer may overdraw the quota.
+        let batches_max = bytes_max / BATCH_BYTES + args.writers as u64;
+        let acked = part.flood_acked;
+        ensure!(acked <= batches_max, "the quota is {batches_max} batches, {acked} were acked");
+    }
     Ok(())
 }
 

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use anyhow::Context;
+use helix_client::{AuthorizedChannel, TokenSource};
 use helix_proto::log::v1::consume_service_client::ConsumeServiceClient;
 use helix_proto::log::v1::produce_service_client::ProduceServiceClient;
 use helix_proto::log::v1::start_position::Position;
@@ -18,9 +19,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::task::JoinSet;
-use tokio::time::{sleep, timeout};
+use tokio::time::{interval, sleep, timeout};
 use tonic::Streaming;
-use tonic::transport::Channel;
 
 use super::abuse::{AbusePattern, frame};
 use super::{PARTITIONS, PROBE_PARTITION, TOPIC, append, connect};
@@ -30,6 +30,9 @@ const BATCHES_IN_FLIGHT: usize = 4;
 
 /// Connection preface and empty SETTINGS.
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00";
+
+/// Header of a TLS record, and its first byte.
+const HANDSHAKE_START: &[u8] = &[0x16, 3, 1, 0x40, 0, 1];
 
 /// `nice` value of these clients, so that the node and the probe client run first.
 const NICE: i32 = 10;
@@ -54,6 +57,7 @@ struct Idle {
 
 pub(crate) struct AbusiveClients {
     address: SocketAddr,
+    token: TokenSource,
     runtime: LowPriorityRuntime,
     idle: Arc<Idle>,
     subscriptions: Vec<Streaming<SubscribeResponse>>,
@@ -64,9 +68,10 @@ pub(crate) struct AbusiveClients {
 }
 
 impl AbusiveClients {
-    pub(crate) fn new(address: SocketAddr) -> anyhow::Result<Self> {
+    pub(crate) fn new(address: SocketAddr, token: TokenSource) -> anyhow::Result<Self> {
         Ok(Self {
             address,
+            token,
             runtime: LowPriorityRuntime::new()?,
             idle: Arc::default(),
             subscriptions: Vec::new(),
@@ -110,9 +115,26 @@ impl AbusiveClients {
         sleep(SETTLE).await;
     }
 
+    /// Begins TLS handshakes, evenly over this time, and leaves them half open.
+    pub(crate) fn begin_handshakes(&mut self, count: usize, over: Duration) {
+        let address = self.address;
+        let count = u32::try_from(count).unwrap_or(u32::MAX).max(1);
+        let pause = (over / count).max(Duration::from_micros(1));
+        self.spawn(async move {
+            let mut half_open = JoinSet::new();
+            let mut turn = interval(pause);
+            for _ in 0..count {
+                turn.tick().await;
+                half_open.spawn(begin_handshake(address));
+                while half_open.try_join_next().is_some() {}
+            }
+            while half_open.join_next().await.is_some() {}
+        });
+    }
+
     pub(crate) async fn write(&mut self, count: usize) -> anyhow::Result<()> {
         for number in 0..count {
-            let channel = self.runtime.run(connect(self.address)).await?;
+            let channel = self.runtime.run(connect(self.address, self.token.clone())).await?;
             self.busy_connections += 1;
             let partition = partition(number);
             for _ in 0..BATCHES_IN_FLIGHT {
@@ -125,7 +147,8 @@ impl AbusiveClients {
     /// Opens readers that do not read: half of them subscribe, half of them fetch without a limit.
     pub(crate) async fn open_stalled_readers(&mut self, count: usize) {
         for number in 0..count {
-            let Ok(channel) = self.runtime.run(connect(self.address)).await else {
+            let connecting = connect(self.address, self.token.clone());
+            let Ok(channel) = self.runtime.run(connecting).await else {
                 self.refused += 1;
                 continue;
             };
@@ -267,7 +290,7 @@ fn earliest(partition: u32) -> PartitionStart {
     }
 }
 
-async fn write(channel: Channel, partition: u32, writes: Arc<Writes>) {
+async fn write(channel: AuthorizedChannel, partition: u32, writes: Arc<Writes>) {
     let mut produce = ProduceServiceClient::new(channel);
     let request = append(partition, 100);
     loop {
@@ -279,7 +302,7 @@ async fn write(channel: Channel, partition: u32, writes: Arc<Writes>) {
 }
 
 /// Sends a request and holds the response body without reading it.
-async fn fetch_without_reading(channel: Channel, request: FetchRequest) {
+async fn fetch_without_reading(channel: AuthorizedChannel, request: FetchRequest) {
     use tonic::codegen::http::uri::PathAndQuery;
 
     let mut grpc = tonic::client::Grpc::new(channel);
@@ -292,6 +315,15 @@ async fn fetch_without_reading(channel: Channel, request: FetchRequest) {
     let responses = grpc.server_streaming(tonic::Request::new(request), path, codec).await;
     let _kept = responses;
     std::future::pending::<()>().await;
+}
+
+/// Sends the start of a TLS handshake, and waits until the node closes the connection.
+async fn begin_handshake(address: SocketAddr) {
+    let Ok(mut stream) = TcpStream::connect(address).await else { return };
+    if stream.write_all(HANDSHAKE_START).await.is_ok() {
+        // Ignored: both an end and an error are how it ends.
+        let _ = stream.read(&mut [0; 1]).await;
+    }
 }
 
 /// Sends abusive traffic over one connection.

@@ -4,18 +4,24 @@
 
 mod abuse;
 mod abusive_clients;
+mod client_tokens;
+mod new_clients;
 mod node_under_test;
 mod probe_client;
 
+use std::net::SocketAddr;
+
 use bytes::Bytes;
+use helix_client::{AuthorizedChannel, TokenSource};
 use helix_proto::batch as encoding;
 use helix_proto::log::v1::batch::Form;
 use helix_proto::log::v1::{AppendRequest, Batch, Record};
-use tonic::transport::{Channel, Endpoint};
+use tonic::transport::Endpoint;
 
 pub use abuse::AbusePattern;
 pub(crate) use abusive_clients::AbusiveClients;
-pub(crate) use node_under_test::NodeUnderTest;
+pub(crate) use new_clients::{NewClients, connect_new_clients};
+pub(crate) use node_under_test::{NodeUnderTest, NodeUnderTestOptions};
 pub(crate) use probe_client::{CallTimes, ProbeClient};
 
 /// Topic of the node and its partitions; one is for the probe client, the others for abusive
@@ -25,12 +31,16 @@ const PARTITIONS: u32 = 4;
 const PROBE_PARTITION: u32 = 0;
 
 /// Opens a connection with small flow-control windows.
-async fn connect(address: std::net::SocketAddr) -> Result<Channel, tonic::transport::Error> {
-    Endpoint::from_shared(format!("http://{address}"))?
+async fn connect(
+    address: SocketAddr,
+    token: TokenSource,
+) -> Result<AuthorizedChannel, tonic::transport::Error> {
+    let channel = Endpoint::from_shared(format!("http://{address}"))?
         .initial_stream_window_size(Some(65_535))
         .initial_connection_window_size(Some(65_535))
         .connect()
-        .await
+        .await?;
+    Ok(AuthorizedChannel::new(channel, token))
 }
 
 /// Builds a batch of records of 1 KiB.

@@ -2,18 +2,20 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
+use helix_client::{Config, TlsOptions, TokenSource};
 use helix_proto::log::v1::produce_service_client::ProduceServiceClient;
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::process::{Child, ChildStdin, Command};
 use tokio::time::{Instant, sleep, timeout};
 
+use super::client_tokens::ClientTokens;
 use super::{PARTITIONS, TOPIC, append, connect};
-use crate::{metrics, ports};
+use crate::{certificates, metrics, ports};
 
 const START_MAX: Duration = Duration::from_secs(60);
 const STOP_MAX: Duration = Duration::from_secs(60);
@@ -25,12 +27,29 @@ const RETENTION: &str = "256MiB";
 /// Longest wait for the log to recycle.
 const ROUND_MAX: Duration = Duration::from_secs(120);
 
+/// Longest wait for handshakes to end: more than the node's own deadline of 10 s.
+const HANDSHAKES_MAX: Duration = Duration::from_secs(30);
+
 /// Batches of 100 KiB written to each partition before the readers start.
 const BATCHES: usize = 160;
+
+/// Options of a node under test.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct NodeUnderTestOptions {
+    pub(crate) memory_limit_mib: u64,
+    pub(crate) pace: Option<u32>,
+    /// The node checks its callers, and abusive clients have this quota, in MiB per second.
+    pub(crate) quota_mib: Option<u64>,
+    /// The clients' port serves connections with and without TLS.
+    pub(crate) has_tls: bool,
+}
 
 pub(crate) struct NodeUnderTest {
     address: SocketAddr,
     admin: SocketAddr,
+    tokens: ClientTokens,
+    /// CA of the node's certificate.
+    ca: PathBuf,
     child: Child,
     /// Held open while the node is to run.
     _stdin: Option<ChildStdin>,
@@ -40,19 +59,33 @@ impl NodeUnderTest {
     pub(crate) async fn start(
         program: &Path,
         dir: &Path,
-        memory_limit_mib: u64,
-        pace: Option<u32>,
+        options: NodeUnderTestOptions,
     ) -> anyhow::Result<Self> {
+        let NodeUnderTestOptions { memory_limit_mib, pace, quota_mib, has_tls } = options;
         let (address, admin) = (ports::free()?, ports::free()?);
-        let mut child = Command::new(program)
+        let (data_dir, tls_dir) = (dir.join("data"), certificates::directory(dir));
+        let ca = tls_dir.join("ca.pem");
+        let mut command = Command::new(program);
+        command
             .arg("node")
             .arg(format!("--listen-addr={address}"))
-            .arg(format!("--data-dir={}", dir.join("data").display()))
+            .arg(format!("--data-dir={}", data_dir.display()))
             .arg(format!("--topic={TOPIC}:{PARTITIONS}"))
             .arg(format!("--memory-limit={memory_limit_mib}MiB"))
             .arg(format!("--admin-addr={admin}"))
             .arg(format!("--default-retention-bytes={RETENTION}"))
             .args(pace.map(|pace| format!("--pace={pace}")))
+            .args(quota_mib.map(|_| "--auth=required"));
+        if has_tls {
+            certificates::make(&tls_dir)?;
+            let own = tls_dir.join("node-1");
+            command
+                .arg(format!("--tls-cert={}.pem", own.display()))
+                .arg(format!("--tls-key={}.key", own.display()))
+                .arg(format!("--tls-ca={}", ca.display()))
+                .arg("--tls-clients=optional");
+        }
+        let mut child = command
             .env("HELIX_LOG", "warn,h2=error")
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
@@ -61,18 +94,54 @@ impl NodeUnderTest {
             .spawn()
             .context("start a node")?;
         let stdin = child.stdin.take();
-        let mut node_under_test = Self { address, admin, child, _stdin: stdin };
+        let tokens = ClientTokens::default();
+        let mut node_under_test = Self { address, admin, tokens, ca, child, _stdin: stdin };
         let deadline = Instant::now() + START_MAX;
-        while connect(address).await.is_err() {
+        while connect(address, TokenSource::none()).await.is_err() {
             node_under_test.is_alive()?;
             ensure!(Instant::now() < deadline, "the node did not answer within {START_MAX:?}");
             sleep(Duration::from_millis(50)).await;
+        }
+        if let Some(quota_mib) = quota_mib {
+            let first = data_dir.join("admin-token");
+            node_under_test.tokens = ClientTokens::make(address, &first, quota_mib).await?;
         }
         Ok(node_under_test)
     }
 
     pub(crate) fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// Returns the token of the probe client.
+    pub(crate) fn probe_token(&self) -> TokenSource {
+        self.tokens.probe.clone()
+    }
+
+    /// Returns the token of the abusive clients.
+    pub(crate) fn abusive_token(&self) -> TokenSource {
+        self.tokens.abusive.clone()
+    }
+
+    /// Returns the settings of a well-behaved client with TLS.
+    pub(crate) fn client_with_tls(&self) -> Config {
+        let config =
+            Config { token: self.probe_token(), ..Config::new([self.address.to_string()]) };
+        config.with_tls(TlsOptions::new(&self.ca))
+    }
+
+    /// Waits until this many handshakes have ended, and returns their number.
+    pub(crate) async fn wait_for_handshakes(&self, count: usize) -> anyhow::Result<u64> {
+        let deadline = Instant::now() + HANDSHAKES_MAX;
+        loop {
+            let ended = self.metric("helix_tls_handshakes_total").await?;
+            if ended >= count as u64 {
+                return Ok(ended);
+            }
+            let what = "handshakes ended within";
+            ensure!(Instant::now() < deadline, "{ended} of {count} {what} {HANDSHAKES_MAX:?}");
+            sleep(Duration::from_millis(200)).await;
+        }
     }
 
     /// Returns a metric, summed over its labels.
@@ -93,7 +162,8 @@ impl NodeUnderTest {
 
     /// Writes records for the readers.
     pub(crate) async fn fill(&self) -> anyhow::Result<()> {
-        let mut produce = ProduceServiceClient::new(connect(self.address).await?);
+        let mut produce =
+            ProduceServiceClient::new(connect(self.address, self.probe_token()).await?);
         for partition in 0..PARTITIONS {
             let request = append(partition, 100);
             for _ in 0..BATCHES {

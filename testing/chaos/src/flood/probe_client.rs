@@ -3,12 +3,12 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use helix_client::{AuthorizedChannel, TokenSource};
 use helix_proto::log::v1::consume_service_client::ConsumeServiceClient;
 use helix_proto::log::v1::produce_service_client::ProduceServiceClient;
 use helix_proto::log::v1::start_position::Position;
 use helix_proto::log::v1::{FetchRequest, PartitionStart, StartPosition};
 use tokio::time::{Instant, sleep, timeout};
-use tonic::transport::Channel;
 
 use super::{PROBE_PARTITION, TOPIC, append, connect};
 use crate::output::print_error;
@@ -28,12 +28,12 @@ pub(crate) struct CallTimes {
 }
 
 pub(crate) struct ProbeClient {
-    channel: Channel,
+    channel: AuthorizedChannel,
 }
 
 impl ProbeClient {
-    pub(crate) async fn connect(address: SocketAddr) -> anyhow::Result<Self> {
-        Ok(Self { channel: connect(address).await? })
+    pub(crate) async fn connect(address: SocketAddr, token: TokenSource) -> anyhow::Result<Self> {
+        Ok(Self { channel: connect(address, token).await? })
     }
 
     pub(crate) async fn measure(&self, duration: Duration) -> CallTimes {

@@ -57,13 +57,14 @@ async fn forced_retries_make_no_copy() {
 }
 
 /// Small, and without judging latencies, because the host may be shared.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn flooded_node_stays_below_its_memory_limit_and_serves_another_client() {
-    let args = FloodArgs {
+fn flood() -> FloodArgs {
+    FloodArgs {
         connections: 300,
         readers: 60,
         writers: 8,
         abusive_clients: 8,
+        half_open: 1_000,
+        quota_mib: None,
         harm: Vec::new(),
         duration: Duration::from_secs(4),
         memory_limit_mib: 256,
@@ -71,6 +72,24 @@ async fn flooded_node_stays_below_its_memory_limit_and_serves_another_client() {
         pace: None,
         no_latency: true,
         json: false,
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn flooded_node_stays_below_its_memory_limit_and_serves_another_client() {
+    commands::run(ChaosCommand::Flood(flood()), program()).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn flood_of_a_principal_is_held_to_its_quota_and_another_principal_is_served() {
+    let args = FloodArgs {
+        connections: 0,
+        readers: 0,
+        abusive_clients: 0,
+        half_open: 0,
+        quota_mib: Some(4),
+        duration: Duration::from_secs(2),
+        ..flood()
     };
     commands::run(ChaosCommand::Flood(args), program()).await.unwrap();
 }
