@@ -17,7 +17,7 @@ use prost_types::FieldMask;
 use crate::admin::metrics;
 use crate::cleanup::{keyed, policy, wait_compaction};
 use crate::process::patient_client;
-use crate::support::{PATIENCE, TestServer, earliest, record, soon};
+use crate::support::{PATIENCE, TestServer, from_offset, record, soon};
 use crate::trio::until_within;
 
 const TOPIC: &str = "default";
@@ -60,8 +60,18 @@ async fn update(server: &TestServer, topic: &str, config: TopicConfig, fields: &
 
 /// Returns the offsets of the records in partition 0 of the default topic.
 async fn offsets(server: &TestServer) -> Vec<u64> {
-    let request = FetchRequest { partitions: vec![earliest(0)], ..FetchRequest::default() };
-    server.fetch_one(request).await.records.iter().map(|stored| stored.offset).collect()
+    let mut found = Vec::new();
+    let mut next = described(server, TOPIC).await.watermarks.unwrap().log_start_offset;
+    loop {
+        let request =
+            FetchRequest { partitions: vec![from_offset(0, next)], ..FetchRequest::default() };
+        let read = server.fetch_one(request).await;
+        found.extend(read.records.iter().map(|stored| stored.offset));
+        next = read.next_offset;
+        if next >= read.watermarks.unwrap().high_watermark {
+            return found;
+        }
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -115,6 +125,37 @@ async fn a_topic_follows_each_later_cleanup_policy() {
     assert_eq!(append(&[record("again"), record("without a key")]).await, 5);
     assert_eq!(offsets(&server).await, [5, 6]);
     drop(producer);
+    soon(server.running.shutdown()).await;
+}
+
+/// The keys together take three times the memory of a node's maps.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_table_with_more_keys_than_memory_takes_several_passes() {
+    const KEYS: u64 = 60;
+    let directory = tempfile::tempdir().unwrap();
+    let server = start(ServerConfig { memory_limit: 256 << 20, ..config(directory.path()) }).await;
+    update(&server, TOPIC, policy(CleanupPolicy::Compact), &["cleanup"]).await;
+    let producer = producer(&server);
+    for number in 0..2 * KEYS {
+        let key = format!("{:03}{}", number % KEYS, "k".repeat(200_000));
+        producer.append(TOPIC, 0, &[keyed(&key, Some("v"))][..]).await.unwrap();
+    }
+    // Seals their segments, and pushes them out of the Raft log.
+    for _ in 0..24 {
+        let filler = [keyed("filler", Some(&"y".repeat(1_000_000)))];
+        producer.append(TOPIC, 0, &filler[..]).await.unwrap();
+    }
+    let partition = until_within(2 * PATIENCE, "all keys are compacted", async || {
+        let partition = described(&server, TOPIC).await;
+        (partition.clean_offset >= Some(2 * KEYS)).then_some(partition)
+    })
+    .await;
+    let found = offsets(&server).await.into_iter().filter(|offset| *offset < 2 * KEYS);
+    assert!(found.eq(KEYS..2 * KEYS), "the latest record of each key stays");
+    let shard = server.running.node().shard(partition.shard_id.into()).unwrap();
+    let stats = shard.cleaner_stats();
+    assert!(stats.passes >= 3, "{stats:?}");
+    drop((producer, shard));
     soon(server.running.shutdown()).await;
 }
 
