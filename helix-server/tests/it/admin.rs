@@ -343,6 +343,27 @@ async fn groups_have_lag_members_and_the_time_of_the_last_commit() {
     assert_eq!(page["helix_group_unlisted{shard=\"1\"}"], 0.0);
 }
 
+/// An assignment is computed for all changes of an interval, not for each.
+#[tokio::test]
+async fn members_that_join_together_get_few_assignments() {
+    const INTERVAL_SECONDS: f64 = 0.1;
+    let server = in_memory().await;
+    let mut members: Vec<_> =
+        (0..50).map(|number| TestMember::new(&format!("m{number}"), &["default"])).collect();
+    let begun = Instant::now();
+    let joins = members.iter_mut().map(|member| member.beat(&server));
+    for joined in futures_util::future::join_all(joins).await {
+        joined.unwrap();
+    }
+    let count = until("an assignment is computed", async || {
+        let count = metrics(addr_of(&server)).await["helix_group_assignments_total"];
+        (count > 0.0).then_some(count)
+    })
+    .await;
+    let most = 1.0 + begun.elapsed().as_secs_f64() / INTERVAL_SECONDS;
+    assert!(count <= most, "{count} assignments, not {most}");
+}
+
 #[tokio::test]
 async fn group_events_are_counted_and_fallbacks_logged() {
     let (log, _guard) = CapturedLog::capture();
