@@ -64,7 +64,7 @@ benchmarks:
 benchmarks-quick:
     bash scripts/benchmarks.sh --quick
 
-# Measure the goals of the append path; print a table (eleven minutes; `--quick`: six).
+# Measure the goals of appends and compression; print a table (15 minutes; `--quick`: eight).
 goals *args:
     bash scripts/goals.sh {{args}}
 

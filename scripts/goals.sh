@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# Measures the goals of the append path against new nodes on this machine, and prints a table:
-# medians of rounds with their range, beside the goal. A round runs each side once, every second
-# round in the other order, because the speed of the host drifts. A ratio is that of one round.
-#   scripts/goals.sh           five rounds, about eleven minutes after the build
-#   scripts/goals.sh --quick   three rounds of shorter runs, about six minutes
+# Measures the goals of the append path and of compression against new nodes on this machine, and
+# prints a table: medians of rounds with their range, beside the goal. A round runs each side once,
+# every second round in the other order, because the speed of the host drifts. A ratio is that of
+# one round.
+#   scripts/goals.sh           five rounds, about fifteen minutes after the build
+#   scripts/goals.sh --quick   three rounds of shorter runs, about eight minutes
 #   scripts/goals.sh --dry     one round of debug builds, which shows only that everything runs
 #   scripts/goals.sh --table   only prints the table of the last run again
 # The disks are that of this machine, and two that scripts/slow-disk.c makes of it: 125 and 500 MB/s
@@ -134,6 +135,14 @@ print_table() {
         own-one-1.cpu.server_us_per_request own-without-polling-1.cpu.server_us_per_request
     row "CPU of an append in memory, one client, over the ceiling's" "at most 1.8" µs \
         own-memory-1.cpu.server_us_per_request own-ceiling-1.cpu.server_us_per_request
+    row "text with LZ4 over none, one node, 16 clients, 125 MB/s" "at least 1.5" MB/s \
+        125-one-text-lz4.mb_per_sec 125-one-text-none.mb_per_sec
+    row "text with LZ4 over none, three nodes on one disk, 16 clients, 125 MB/s" "at least 1.5" \
+        MB/s 125-three-text-lz4.mb_per_sec 125-three-text-none.mb_per_sec
+    row "random data with adaptive compression over none, 16 clients, in memory" "at least 0.97" \
+        MB/s own-random-adaptive.mb_per_sec own-random-none.mb_per_sec
+    row "CPU of a read of a batch with LZ4 over that of the same batch without" "at most 1" µs \
+        own-read-lz4.cpu.server_us_per_request own-read-none.cpu.server_us_per_request
 }
 
 if [ "${1:-}" = --table ]; then
@@ -268,6 +277,14 @@ one_node() { bench "one-$1" write --addr "$(addr_of 1)" --clients "$1"; }
 three_nodes() { bench three-16 write --addr "$three_addr" --clients 16; }
 without_polling() { bench without-polling-1 write --addr "$(addr_of 6)" --clients 1; }
 in_memory() { bench memory-1 write --addr "$(addr_of 7)" --clients 1; }
+one_text() {
+    bench "one-text-$1" write --addr "$(addr_of 1)" --clients 16 --payload text --compression "$1"
+}
+three_text() {
+    bench "three-text-$1" write --addr "$three_addr" --clients 16 --payload text --compression "$1"
+}
+random_data() { bench "random-$1" write --addr "$(addr_of 8)" --clients 16 --compression "$1"; }
+read_text() { bench "read-$1" read --addr "$(addr_of 8)" --clients 4 --topic "text-$1"; }
 
 # A new node, which has no segments to recycle. It writes for seconds first: its first segments are
 # zero-filled, and it has yet to learn what limits the disk.
@@ -295,23 +312,28 @@ new_node() {
     sleep 0.5
 }
 
+# start_three COMMAND: three nodes, and what is done with their addresses then.
 start_three() {
     local id peers=()
     for id in 3 4 5; do peers+=(--peer "$id=$(addr_of $((id + 10)))"); done
     for id in 3 4 5; do start "three-$id" "$id" "${retained[@]}" "${peers[@]}"; done
-    fill "$three_addr"
+    "$1" "$three_addr"
 }
 
-# measure_disk own|MB_PER_S: new and recycled segments, one node and three nodes.
+# measure_disk own|MB_PER_S: new and recycled segments, one node and three nodes; compression where
+# the disk is the limit.
 measure_disk() {
     local sides=(log_alone "ceiling 16" "one_node 16" new_node)
     use_disk "$1"
     start one 1 "${retained[@]}"
     fill "$(addr_of 1)"
     [ "$disk" != own ] || sides+=("one_node 4")
-    # At 125 MB/s three copies of what 16 clients have in flight take longer than 15 ms.
-    if [ "$disk" != 125 ]; then
-        start_three
+    if [ "$disk" = 125 ]; then
+        # Three copies of what 16 clients have in flight take longer than 15 ms here.
+        start_three serves
+        sides+=("one_text none" "one_text lz4" "three_text none" "three_text lz4")
+    else
+        start_three fill
         sides+=(three_nodes)
     fi
     for ((round = 1; round <= rounds; round++)); do alternate "${sides[@]}"; done
@@ -344,6 +366,25 @@ measure_cpu() {
     fill "$(addr_of 7)"
     for ((round = 1; round <= rounds; round++)); do alternate "${sides[@]}"; done
     stop one without-polling memory
+}
+
+# Compression where nothing but the CPUs is a limit.
+measure_compression() {
+    local codec addr
+    use_disk own
+    addr=$(addr_of 8)
+    start codecs 8 --storage memory --default-retention-bytes 128MiB
+    serves "$addr"
+    for codec in none lz4; do
+        timeout 120 "$programs/helix-bench" write --addr "$addr" --topic "text-$codec" \
+            --create-topic 4 --payload text --compression "$codec" --records $((filled / 15)) \
+            --clients 4 --warmup 0s --quiet > "$results/text.txt" 2>&1 ||
+            miss "the text with compression $codec"
+    done
+    for ((round = 1; round <= rounds; round++)); do
+        alternate "random_data none" "random_data adaptive" "read_text none" "read_text lz4"
+    done
+    stop codecs
 }
 
 # --- The run ---
@@ -381,6 +422,7 @@ else
 fi
 measure_disk own
 measure_cpu
+measure_compression
 say "took $SECONDS s without the build"
 print_table | tee "$results/goals.md"
 [ -z "$failed" ] || exit 1

@@ -5,7 +5,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::harness::{CommandOutput, ServerProcess, helix, json};
+use crate::harness::{CommandOutput, ServerProcess, helix, json, until};
 
 /// Returns the data directory of a node with a few records, and the directory of one of its logs.
 fn written() -> (tempfile::TempDir, PathBuf) {
@@ -114,4 +114,39 @@ fn compression_shows_in_topics_and_logs() {
     assert_eq!(of("zstd")["records"], 2_000);
     assert!(of("zstd")["ratio"].as_f64() > Some(5.0), "{shares:?}");
     assert_eq!(of("none")["stored_bytes"], of("none")["uncompressed_bytes"]);
+}
+
+#[test]
+fn compaction_by_key_shows_in_topics_and_logs() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().to_str().unwrap();
+    let node = ServerProcess::start_with(&["--data-dir", path, "--cleaner-lag", "1s"]);
+    node.ok(&["topic", "create", "table", "--cleanup", "compact"]);
+    let refused = node.run(&["produce", "table"], "without a key\n");
+    assert_ne!(refused.code, 0, "{refused:?}");
+    assert!(refused.stderr.contains("has no key"), "{refused:?}");
+    node.ok_with(&["produce", "table", "--key-separator", ":"], "a:1\nb:1\na:2\n");
+    node.ok(&["produce", "table", "--key", "b", "--tombstone"]);
+    let described = || json(&node.ok(&["topic", "describe", "table", "-o", "json"]));
+    until("the topic is compacted", || described()["partitions"][0]["clean_offset"] == 4);
+    let config = &described()["config"];
+    assert_eq!(
+        (&config["cleanup"], &config["tombstone_retention_time"]),
+        (&"compact".into(), &"86400s".into())
+    );
+    assert_eq!(described()["partitions"][0]["is_uncleanable"], false);
+    let records = node.ok(&["consume", "table", "-o", "jsonl"]);
+    let offsets: Vec<_> = records.lines().map(|line| json(line)["offset"].clone()).collect();
+    assert_eq!(offsets, [2, 3], "the latest record of each key: {records}");
+    let altered = node.ok(&["topic", "alter", "table", "--cleanup", "delete", "-o", "json"]);
+    assert_eq!(json(&altered)["config"]["cleanup"], "delete");
+    node.ok_with(&["produce", "table"], "without a key\n");
+
+    assert!(node.end_by_closing_stdin().success());
+    let logs = json(&helix(&["wal", "inspect", path, "-o", "json"], "").stdout);
+    let logs = logs.as_array().unwrap().iter();
+    let compacted: Vec<_> = logs.filter_map(|log| log["compacted"].as_array()).flatten().collect();
+    assert_eq!(compacted.len(), 1, "{compacted:?}");
+    assert_eq!(compacted[0]["clean_offset"], 4);
+    assert_eq!(compacted[0]["tombstones_below"], 0);
 }

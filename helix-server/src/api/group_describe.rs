@@ -5,11 +5,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use helix_proto::log::v1::{
-    CommitStatus, DeliveryStatus, DescribeGroupRequest, DescribeGroupResponse, GroupPartition,
-    GroupState, MemberDescription, OffsetAndLag, OffsetChange, OffsetChangeKind, TopicPartition,
+    DescribeGroupRequest, DescribeGroupResponse, GroupPartition, GroupState, MemberDescription,
+    OffsetAndLag, OffsetChange, OffsetChangeKind, TopicPartition,
 };
+use tokio::time::Instant;
 
 use super::authorize::Visibility;
+use super::delivery_reason::{DeliveryOwner, DeliveryReason, DeliveryState, Unassigned};
 use super::group::{wire_duration, wire_partitions};
 use super::group_offsets::{offset_and_lag, read_group};
 use super::{time, wire_shard_id};
@@ -18,10 +20,7 @@ use crate::log::{
     CommittedRow, ConsumerGroup, OffsetEvent, OffsetEventKind, PartitionKey, SortedMap, is_pattern,
 };
 use crate::node::Node;
-use crate::shard::MemberSession;
-
-/// Heartbeats that a member may miss before it counts as silent, as a part of its session timeout.
-const SILENT_PART: u32 = 2;
+use crate::shard::{MemberSession, Shard};
 
 /// Describes a group, at its coordinator.
 pub(super) async fn describe(
@@ -39,6 +38,7 @@ pub(super) async fn describe(
         visible,
         group: &group,
         sessions: shard.group_sessions().of_group(&request.group),
+        empty_since: shard.group_sessions().empty_since(&request.group),
         topic_names: group.topic_names().map(|(id, name)| (id, &**name)).collect(),
         targets: targets.collect(),
         owners: group.owners(),
@@ -81,6 +81,8 @@ struct Description<'a> {
     visible: &'a Visibility,
     group: &'a ConsumerGroup,
     sessions: SortedMap<Arc<str>, MemberSession>,
+    /// When the last member left, if this coordinator knows it.
+    empty_since: Option<Instant>,
     topic_names: BTreeMap<u64, &'a str>,
     targets: BTreeMap<PartitionKey, &'a str>,
     owners: BTreeMap<PartitionKey, &'a Arc<str>>,
@@ -151,103 +153,69 @@ impl Description<'_> {
         }
     }
 
-    /// Returns the first reason that applies, from the causes to the effects.
     fn reason(
         &self,
         key: PartitionKey,
         owner: Option<&str>,
         target: Option<&str>,
         offset: Option<&OffsetAndLag>,
-    ) -> Reason {
-        if self.node.topic_of(key.topic_id).is_none() {
-            return Reason::new(DeliveryStatus::TopicDeleted, "the topic was deleted");
-        }
-        let Some(owner) = owner else { return self.unassigned(target) };
-        if let Some(target) = target.filter(|target| *target != owner) {
-            let detail = format!("{target} waits until {owner} has released the partition");
-            let reason = Reason::new(DeliveryStatus::WaitingForRelease, detail);
-            return Reason { waiting_for: owner.to_owned(), ..reason };
-        }
-        let session = self.sessions.get(owner);
-        let timeout = self.group.member(owner).map_or(0, |it| it.settings.session_timeout_ms);
-        let timeout = Duration::from_millis(timeout.into());
-        let silence = session.and_then(|it| it.last_heartbeat).map(|it| it.elapsed());
-        if let Some(silence) = silence.filter(|silence| *silence > timeout / SILENT_PART) {
-            let detail = format!("{owner} is silent for {silence:?} of its {timeout:?}");
-            return Reason::new(DeliveryStatus::OwnerSilent, detail);
-        }
-        if session.is_some_and(|session| session.details.paused.contains(&key)) {
-            return Reason::new(
-                DeliveryStatus::Paused,
-                format!("{owner} has paused the partition"),
-            );
-        }
-        let shard = self.node.locate_key(key).map(|(_, shard, _)| shard);
-        if shard.is_none_or(|shard| shard.leader_hint().is_none()) {
-            return Reason::new(DeliveryStatus::NoLeader, "the partition's shard has no leader");
-        }
-        let Some(offset) = offset else {
-            if self.is_throttled(key, session) {
-                return Reason::throttled(owner);
-            }
-            let detail = format!("{owner} has not committed an offset yet");
-            return Reason::new(DeliveryStatus::Flowing, detail);
+    ) -> DeliveryReason {
+        let located = self.node.locate_key(key);
+        let is_empty = located.as_ref().is_some_and(|(_, shard, partition)| {
+            let watermarks = shard.watermarks(*partition);
+            watermarks.is_ok_and(|it| it.log_start == it.high_watermark)
+        });
+        let shard = located.as_ref().map(|(_, shard, _)| &**shard);
+        let state = DeliveryState {
+            is_topic_deleted: self.node.topic_of(key.topic_id).is_none(),
+            owner: match owner {
+                Some(owner) => Ok(self.owner(owner, key, shard)),
+                None => Err(self.unassigned(target)),
+            },
+            target,
+            has_leader: shard.is_some_and(|shard| shard.leader_hint().is_some()),
+            is_empty,
+            offset,
         };
-        match offset.status() {
-            CommitStatus::BelowLogStart | CommitStatus::AboveHighWatermark => {
-                let (start, end) = (offset.log_start_offset, offset.high_watermark);
-                let detail = format!("the committed offset is out of {start}..{end}");
-                Reason::new(DeliveryStatus::OffsetOutOfRange, detail)
-            }
-            _ if offset.lag == 0 => {
-                Reason::new(DeliveryStatus::NoNewRecords, "everything is committed")
-            }
-            _ if self.is_throttled(key, session) => Reason::throttled(owner),
-            _ => {
-                let detail = format!("{owner} has {} records to commit", offset.lag);
-                Reason::new(DeliveryStatus::Flowing, detail)
-            }
+        state.reason()
+    }
+
+    fn owner<'b>(
+        &self,
+        id: &'b str,
+        key: PartitionKey,
+        shard: Option<&Shard>,
+    ) -> DeliveryOwner<'b> {
+        let session = self.sessions.get(id);
+        let timeout_ms = self.group.member(id).map_or(0, |it| it.settings.session_timeout_ms);
+        DeliveryOwner {
+            id,
+            silence: session.and_then(|it| it.last_heartbeat).map(|it| it.elapsed()),
+            session_timeout: Duration::from_millis(timeout_ms.into()),
+            has_paused: session.is_some_and(|session| session.details.paused.contains(&key)),
+            is_throttled: self.is_throttled(shard, session),
         }
     }
 
     /// Returns whether the quota of the member's principal delays its reads of the partition, as
     /// far as this node knows: each node has meters of its own.
-    fn is_throttled(&self, key: PartitionKey, session: Option<&MemberSession>) -> bool {
-        let is_leader = self.node.locate_key(key).is_some_and(|(_, shard, _)| shard.is_leader());
+    fn is_throttled(&self, shard: Option<&Shard>, session: Option<&MemberSession>) -> bool {
+        let is_leader = shard.is_some_and(|shard| shard.is_leader());
         let principal = session.and_then(|session| session.details.principal.as_deref());
         let meter = principal.filter(|_| is_leader).and_then(|it| self.node.quota_meter(it));
         meter.is_some_and(|meter| meter.delays_reads())
     }
 
-    fn unassigned(&self, target: Option<&str>) -> Reason {
-        let detail = if self.group.members().len() == 0 {
-            "the group has no members"
+    fn unassigned(&self, target: Option<&str>) -> Unassigned {
+        if self.group.members().len() == 0 {
+            Unassigned::NoMembers(self.empty_since.map(|since| since.elapsed()))
         } else if !self.group.is_assigned() {
-            "the assignment is being computed"
+            Unassigned::Assigning
         } else if target.is_none() {
-            "no member subscribes to the topic, or the group has too many partitions"
+            Unassigned::NotSubscribed
         } else {
-            "the member takes it over with its next heartbeat"
-        };
-        Reason::new(DeliveryStatus::Unassigned, detail)
-    }
-}
-
-/// Reason why no records of a partition arrive.
-struct Reason {
-    status: DeliveryStatus,
-    detail: String,
-    waiting_for: String,
-}
-
-impl Reason {
-    fn new(status: DeliveryStatus, detail: impl Into<String>) -> Self {
-        Self { status, detail: detail.into(), waiting_for: String::new() }
-    }
-
-    fn throttled(owner: &str) -> Self {
-        let detail = format!("reads of {owner} are over its principal's quota of bytes out");
-        Self::new(DeliveryStatus::Throttled, detail)
+            Unassigned::NotTaken
+        }
     }
 }
 

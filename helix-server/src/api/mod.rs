@@ -13,6 +13,7 @@ mod cluster;
 mod compressed;
 mod consume;
 mod decompressors;
+mod delivery_reason;
 mod group;
 mod group_describe;
 mod group_offsets;

@@ -213,7 +213,8 @@ impl Node {
     /// Follows a member's partitions for a reader, from this node's replica of the group.
     ///
     /// # Errors
-    /// As [`Self::find_group`].
+    /// As [`Self::find_group`]; [`GroupRefusal::StaleEpoch`] for a future epoch, and
+    /// [`Error::NoLeader`] if this replica is behind and no leader answers.
     pub async fn follow_membership(
         &self,
         group: &str,
@@ -221,6 +222,16 @@ impl Node {
         epoch: u64,
     ) -> Result<ReaderMembership> {
         let shard = self.find_group(group).await?;
+        // An epoch is the index of an entry, which this replica may lack.
+        if shard.applied() < epoch {
+            self.cluster.catch_up_shard(&shard).await?;
+            if shard.applied() < epoch {
+                let current = shard.read_groups(|groups| {
+                    groups.get(group).map_or(0, ConsumerGroup::assignment_epoch)
+                });
+                return Err(Refusal::from(GroupRefusal::StaleEpoch { epoch, current }).into());
+            }
+        }
         let watch = shard.watch_group(group);
         let (group, member_id) = (group.to_owned(), member_id.to_owned());
         Ok(ReaderMembership { shard, watch, group, member_id, epoch })

@@ -50,6 +50,8 @@ fn shared_details(members: &SessionsById, details: &HeartbeatDetails) -> Arc<Hea
 #[derive(Debug, Default)]
 pub struct GroupSessions {
     groups: Mutex<BTreeMap<Arc<str>, SessionsById>>,
+    /// When the last member of a group left, for those that this leader has seen.
+    empty_since: Mutex<BTreeMap<Arc<str>, Instant>>,
 }
 
 impl GroupSessions {
@@ -88,6 +90,8 @@ impl GroupSessions {
         for (name, group) in groups.iter() {
             self.sync_with(name, Some(group));
         }
+        // Members may have come and gone meanwhile.
+        sync::lock(&self.empty_since).clear();
         for (name, members) in sync::lock(&self.groups).iter_mut() {
             let Some(group) = groups.get(name) else { continue };
             for (id, session) in members.iter_mut() {
@@ -101,11 +105,18 @@ impl GroupSessions {
 
     /// Adds sessions for new members of a group, and removes those of former members.
     pub fn sync_with(&self, name: &Arc<str>, group: Option<&ConsumerGroup>) {
-        let mut groups = sync::lock(&self.groups);
+        let is_deleted = group.is_none();
         let Some(group) = group.filter(|group| group.members().len() > 0) else {
-            groups.remove(name);
+            let had_members = sync::lock(&self.groups).remove(name).is_some();
+            if is_deleted {
+                sync::lock(&self.empty_since).remove(name);
+            } else if had_members {
+                sync::lock(&self.empty_since).insert(name.clone(), Instant::now());
+            }
             return;
         };
+        sync::lock(&self.empty_since).remove(name);
+        let mut groups = sync::lock(&self.groups);
         let members = groups.entry(name.clone()).or_default();
         members.retain(|id, session| {
             group.member(id).is_some_and(|member| member.joined_epoch == session.joined_epoch)
@@ -163,8 +174,15 @@ impl GroupSessions {
         sync::lock(&self.groups).get(group).cloned().unwrap_or_default()
     }
 
+    /// Returns when the last member of a group left; `None` if it has members, or if this leader
+    /// has not seen it.
+    pub fn empty_since(&self, group: &str) -> Option<Instant> {
+        sync::lock(&self.empty_since).get(group).copied()
+    }
+
     pub fn clear(&self) {
         sync::lock(&self.groups).clear();
+        sync::lock(&self.empty_since).clear();
     }
 }
 
@@ -297,5 +315,36 @@ mod tests {
         let name: Arc<str> = "g".into();
         sessions.sync_with(&name, None);
         assert!(sessions.expired().is_empty() && sessions.next_expiry().is_none());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn empty_groups_know_when_their_last_member_left() {
+        let sessions = GroupSessions::default();
+        let name: Arc<str> = "g".into();
+        let (full, empty) = (table(&["a"]), ConsumerGroup::default());
+        sessions.sync_with(&name, Some(&empty));
+        assert_eq!(sessions.empty_since("g"), None, "it was empty before");
+        sessions.begin(&full);
+        assert_eq!(sessions.empty_since("g"), None);
+        let left = Instant::now();
+        sessions.sync_with(&name, Some(&empty));
+        tokio::time::advance(Duration::from_secs(9)).await;
+        // A later change of the empty group.
+        sessions.sync_with(&name, Some(&empty));
+        assert_eq!(sessions.empty_since("g"), Some(left));
+        sessions.sync_with(&name, full.get(&name));
+        assert_eq!(sessions.empty_since("g"), None, "it has a member");
+        let forget_all: [fn(&GroupSessions); 3] = [
+            |it| it.sync_with(&"g".into(), None),
+            |it| it.begin(&GroupTable::default()),
+            GroupSessions::clear,
+        ];
+        for forget in forget_all {
+            sessions.sync_with(&name, full.get(&name));
+            sessions.sync_with(&name, Some(&empty));
+            assert!(sessions.empty_since("g").is_some());
+            forget(&sessions);
+            assert_eq!(sessions.empty_since("g"), None);
+        }
     }
 }

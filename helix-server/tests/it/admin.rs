@@ -4,14 +4,18 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use helix_proto::log::v1::{AppendRequest, CommitOffsetsRequest, FetchRequest};
+use helix_proto::log::v1::{
+    AppendRequest, CommitFallback, CommitOffsetsRequest, ErrorReason, FetchRequest,
+    TrimPartitionRequest,
+};
 use helix_server::config::{AdminAddr, ServerConfig};
 use helix_server::metrics::METRICS;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::Instant;
 
-use crate::groups::{TestMember, commit_at, groups};
+use crate::captured_log::CapturedLog;
+use crate::groups::{TestMember, commit_at, fetch_from_group, groups};
 use crate::process::free_address;
 use crate::support::{TestServer, append_request, from_offset, reason, soon};
 use crate::trio::{Trio, TrioPlan, until};
@@ -337,4 +341,79 @@ async fn groups_have_lag_members_and_the_time_of_the_last_commit() {
     assert_eq!(page["helix_group_current_members{group=\"readers\"}"], 1.0);
     assert!(page["helix_group_last_commit_timestamp_seconds{group=\"readers\"}"] > 1e9);
     assert_eq!(page["helix_group_unlisted{shard=\"1\"}"], 0.0);
+}
+
+/// An assignment is computed for all changes of an interval, not for each.
+#[tokio::test]
+async fn members_that_join_together_get_few_assignments() {
+    const INTERVAL_SECONDS: f64 = 0.1;
+    let server = in_memory().await;
+    let mut members: Vec<_> =
+        (0..50).map(|number| TestMember::new(&format!("m{number}"), &["default"])).collect();
+    let begun = Instant::now();
+    let joins = members.iter_mut().map(|member| member.beat(&server));
+    for joined in futures_util::future::join_all(joins).await {
+        joined.unwrap();
+    }
+    let count = until("an assignment is computed", async || {
+        let count = metrics(addr_of(&server)).await["helix_group_assignments_total"];
+        (count > 0.0).then_some(count)
+    })
+    .await;
+    let most = 1.0 + begun.elapsed().as_secs_f64() / INTERVAL_SECONDS;
+    assert!(count <= most, "{count} assignments, not {most}");
+}
+
+#[tokio::test]
+async fn group_events_are_counted_and_fallbacks_logged() {
+    let (log, _guard) = CapturedLog::capture();
+    let server = in_memory().await;
+    server.append(&["a", "b", "c"]).await;
+    let counted = async || {
+        let page = metrics(addr_of(&server)).await;
+        ["assignments", "committed_offsets", "expired_members", "fallbacks"]
+            .map(|event| page[&format!("helix_group_{event}_total")])
+    };
+    assert_eq!(counted().await, [0.0; 4]);
+    let commit = CommitOffsetsRequest {
+        group: "readers".to_owned(),
+        offsets: vec![commit_at(0, 1), commit_at(1, 0)],
+        ..CommitOffsetsRequest::default()
+    };
+    groups(&server).commit_offsets(commit).await.unwrap();
+    assert_eq!(counted().await, [0.0, 2.0, 0.0, 0.0]);
+    let mut member = TestMember::new("a", &["default"]);
+    member.request.session_timeout = Some(prost_types::Duration { seconds: 2, nanos: 0 });
+    member.until_owns(&server, 4).await;
+    until("the silent member is removed", async || {
+        let [assignments, _, expired, _] = counted().await;
+        assert!(assignments >= 1.0);
+        (expired >= 1.0).then_some(())
+    })
+    .await;
+
+    // Without a commit the fallback is no surprise, and a readable commit needs none.
+    let never = fetch_from_group(2, CommitFallback::Latest);
+    server.fetch_one(never).await;
+    let fallback = fetch_from_group(0, CommitFallback::Earliest);
+    server.fetch_one(fallback.clone()).await;
+    assert_eq!(counted().await[3], 0.0);
+    assert!(!log.text().contains("starting at the fallback"));
+    let trim = TrimPartitionRequest {
+        topic: "default".to_owned(),
+        trim_offset: 2,
+        ..TrimPartitionRequest::default()
+    };
+    server.topics().trim_partition(trim).await.unwrap();
+    // An error is no fallback.
+    let refused = server.consume().fetch(fetch_from_group(0, CommitFallback::Fail)).await;
+    assert_eq!(reason(&refused.unwrap_err()), ErrorReason::OffsetOutOfRange);
+    assert_eq!(counted().await[3], 0.0);
+    assert_eq!(server.fetch_one(fallback).await.start_offset, 2);
+    assert_eq!(counted().await[3], 1.0);
+    let text = log.text();
+    let line = text.lines().find(|line| line.contains("starting at the fallback")).unwrap();
+    for field in ["WARN", "group=\"readers\"", "topic=default", "partition=0", "offset=2"] {
+        assert!(line.contains(field), "{field} is not in {line}");
+    }
 }

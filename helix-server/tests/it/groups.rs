@@ -10,7 +10,7 @@ use helix_proto::log::v1::{
     AddPartitionsRequest, CommitFallback, CommitOffsetsRequest, CommitStatus, CommittedOffset,
     CreateTopicRequest, DeleteGroupRequest, DeleteTopicRequest, DeliveryStatus,
     DescribeGroupRequest, DescribeGroupResponse, ErrorReason as R, FetchRequest, GetOffsetsRequest,
-    GroupMembership, GroupState, HeartbeatRequest, HeartbeatResponse, LeaveRequest,
+    GroupMembership, GroupPartition, GroupState, HeartbeatRequest, HeartbeatResponse, LeaveRequest,
     ListGroupsRequest, OffsetAndLag, OffsetChangeKind, PartitionStart, ResolveOffsetsRequest,
     SeekGroupRequest, StartPosition, SubscribeRequest, TopicPartition, TrimPartitionRequest,
 };
@@ -265,6 +265,12 @@ async fn silent_member_is_removed_at_its_session_timeout() {
     let server = TestServer::in_memory().await;
     let mut silent = TestMember::new("silent", &["default"]).with_timeout(4);
     silent.until_owns(&server, 4).await;
+    until("the partitions have a silent owner", async || {
+        let described = describe(&server).await;
+        let is_silent = |it: &GroupPartition| it.status() == DeliveryStatus::OwnerSilent;
+        described.partitions.iter().all(is_silent).then_some(())
+    })
+    .await;
     let mut other = TestMember::new("other", &["default"]);
     other.until_owns(&server, 4).await;
     let gone = silent.beat(&server).await.unwrap_err();
@@ -505,6 +511,9 @@ async fn describe_says_why_nothing_arrives() {
     let mut a = TestMember::new("a", &["default"]);
     a.until_owns(&server, 4).await;
     assert_eq!(of(0).await.0, DeliveryStatus::NoNewRecords);
+    assert_eq!(of(1).await.0, DeliveryStatus::NoNewRecords, "it has no records and no commit");
+    server.append_to(1, &["x"]).await;
+    assert_eq!(of(1).await.0, DeliveryStatus::Flowing, "it has no commit");
     server.append(&["b"]).await;
     assert_eq!(of(0).await.0, DeliveryStatus::Flowing);
     a.request.paused = vec![partition(0)];
@@ -524,7 +533,7 @@ async fn describe_says_why_nothing_arrives() {
     b.beat(&server).await.unwrap();
     until("b waits for a", async || {
         let described = describe(&server).await;
-        let waiting = |it: &&helix_proto::log::v1::GroupPartition| it.waiting_for == "a";
+        let waiting = |it: &&GroupPartition| it.waiting_for == "a";
         let waiting = described.partitions.iter().filter(waiting);
         let statuses: Vec<_> = waiting.map(|it| it.status()).collect();
         (statuses == [DeliveryStatus::WaitingForRelease; 2]).then_some(())
@@ -534,6 +543,17 @@ async fn describe_says_why_nothing_arrives() {
     assert_eq!(described.state(), GroupState::Reconciling);
     assert_eq!(described.members.len(), 2);
     assert_eq!((described.members[0].owned.len(), described.members[0].target.len()), (4, 2));
+    leave(&server, "a").await;
+    leave(&server, "b").await;
+    until("the group knows since when it has no members", async || {
+        let described = describe(&server).await;
+        let is_known = |it: &GroupPartition| {
+            assert_eq!(it.status(), DeliveryStatus::Unassigned);
+            it.detail.starts_with("the group has had no members for ")
+        };
+        described.partitions.iter().all(is_known).then_some(())
+    })
+    .await;
 }
 
 #[tokio::test]

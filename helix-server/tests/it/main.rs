@@ -14,6 +14,7 @@ mod blocked_log;
 mod cancelled_calls;
 mod captured_log;
 mod cleanup;
+mod cleanup_changes;
 mod clocks;
 mod cluster;
 mod compaction;

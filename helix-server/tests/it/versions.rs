@@ -134,12 +134,15 @@ async fn newer_protocol_is_used_once_the_last_node_speaks_it() {
         let cluster = mixed.nodes[&3].cluster();
         assert!(!cluster.wait_protocol(COMPRESSION, Duration::from_millis(10)).await);
         assert_eq!(mixed.take_any_records(), [true; 3], "as the nodes that cannot validate them");
+        let early = mixed.nodes[&3].find_or_place_group("readers").await.unwrap_err();
+        assert!(matches!(early, Error::Unimplemented { .. }), "{early}");
         mixed.restart(upgraded, NEXT).await;
     }
     until("all use it", async || (mixed.protocols() == [NEXT.newest; 3]).then_some(())).await;
     mixed.write().await;
     assert!(mixed.nodes[&1].cluster().wait_protocol(COMPRESSION, Duration::ZERO).await);
     assert_eq!(mixed.take_any_records(), [false; 3]);
+    mixed.nodes[&1].find_or_place_group("readers").await.unwrap();
 
     // There is no downgrade: the data requires the new version.
     until("the version is in a checkpoint", async || {

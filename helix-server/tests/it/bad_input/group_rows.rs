@@ -3,14 +3,14 @@
 use helix_proto::log::v1::group_service_client::GroupServiceClient;
 use helix_proto::log::v1::{
     CommitOffsetsRequest, CommittedOffset, DeleteGroupRequest, DescribeGroupRequest,
-    ErrorReason as R, GetOffsetsRequest, HeartbeatRequest, LeaveRequest, ListGroupsRequest,
-    SeekGroupRequest, TopicPartition,
+    ErrorReason as R, GetOffsetsRequest, GroupMembership, HeartbeatRequest, LeaveRequest,
+    ListGroupsRequest, SeekGroupRequest, SubscribeRequest, TopicPartition,
 };
 use prost_types::Duration;
 
 use super::Expected::{Fine, Refused};
 use super::{FieldCase, InvalidCall};
-use crate::support::TestServer;
+use crate::support::{TestServer, earliest};
 
 const GROUP: &str = "bad-input";
 
@@ -39,7 +39,8 @@ pub(super) async fn all(server: &TestServer) -> Vec<FieldCase> {
     let mut groups = GroupServiceClient::new(server.channel.clone());
     let joined = groups.heartbeat(join()).await.unwrap().into_inner();
     let member = Member(joined.member_epoch);
-    [heartbeats(&member), commits(&member), seeks(), others()].into_iter().flatten().collect()
+    let rows = [heartbeats(&member), memberships(&member), commits(&member), seeks(), others()];
+    rows.into_iter().flatten().collect()
 }
 
 /// Checks that the calls have left one group with one member, which has what it had.
@@ -186,6 +187,40 @@ fn heartbeats(member: &Member) -> Vec<FieldCase> {
             &["HeartbeatRequest.client_name"],
             call(HeartbeatRequest { client_name: "c".repeat(129), ..beat() }),
             Refused(R::InvalidArgument, "client_name: must have at most 128"),
+        ),
+    ]
+}
+
+fn memberships(member: &Member) -> Vec<FieldCase> {
+    let subscribe = |group: &str, member_id: &str, member_epoch| {
+        let (group, member_id) = (group.to_owned(), member_id.to_owned());
+        InvalidCall::Subscribe(SubscribeRequest {
+            partitions: vec![earliest(0)],
+            membership: Some(GroupMembership { group, member_id, member_epoch }),
+            ..SubscribeRequest::default()
+        })
+    };
+    vec![
+        (
+            &["GroupMembership.group"],
+            subscribe("nowhere", "m1", member.0),
+            Refused(R::UnknownMember, "\"m1\""),
+        ),
+        (
+            &["GroupMembership.member_id"],
+            subscribe(GROUP, "", member.0),
+            Refused(R::InvalidArgument, "membership.member_id: must have"),
+        ),
+        (
+            &["GroupMembership.member_id"],
+            subscribe(GROUP, "m2", member.0),
+            Refused(R::UnknownMember, "\"m2\""),
+        ),
+        (&["GroupMembership.member_epoch"], subscribe(GROUP, "m1", 0), Fine),
+        (
+            &["GroupMembership.member_epoch"],
+            subscribe(GROUP, "m1", u64::MAX),
+            Refused(R::StaleMemberEpoch, "epoch 18446744073709551615"),
         ),
     ]
 }

@@ -544,12 +544,7 @@ fn reads() -> Vec<FieldCase> {
             Fine,
         ),
         (
-            &[
-                "SubscribeRequest.membership",
-                "GroupMembership.group",
-                "GroupMembership.member_id",
-                "GroupMembership.member_epoch",
-            ],
+            &["SubscribeRequest.membership", "GroupMembership.group"],
             InvalidCall::Subscribe(SubscribeRequest { membership: Some(member), ..follow() }),
             Refused(R::InvalidArgument, "group: a group name has"),
         ),

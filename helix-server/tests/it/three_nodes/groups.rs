@@ -4,14 +4,18 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use helix_client::GroupEvent;
+use helix_proto::log::v1::subscribe_response::Message;
 use helix_proto::log::v1::{
-    CommitFallback, DescribeGroupRequest, ErrorReason, GetOffsetsRequest, HeartbeatRequest,
+    CommitFallback, DescribeGroupRequest, ErrorReason, FetchRequest, GetOffsetsRequest,
+    GroupMembership, HeartbeatRequest, LeaveRequest, ReadSource, ResolveOffsetsRequest,
+    SubscribeRequest, SubscribeResponse,
 };
 use tokio::time::Instant;
+use tonic::{Status, Streaming};
 
 use crate::groups::{TestMember, fetch_from_group, groups, offsets};
-use crate::support::{TestServer, detail, reason, soon};
-use crate::trio::{NODES, Trio, is_redirect, until};
+use crate::support::{TestServer, detail, reason, soon, values};
+use crate::trio::{NODES, Trio, expect_equal_replicas, is_redirect, until};
 
 /// Returns the node that coordinates the group; the others name it.
 async fn coordinator(trio: &Trio) -> u64 {
@@ -191,5 +195,84 @@ async fn waiting_heartbeat_ends_with_the_leadership() {
     trio.transfer(shard_id, other).await;
     let ended = soon(waiting).await.unwrap().unwrap_err();
     assert!(is_redirect(&ended), "{ended:?}");
+    trio.stop_all().await;
+}
+
+/// Returns the values of the next records of a subscription.
+async fn next_values(stream: &mut Streaming<SubscribeResponse>) -> Result<Vec<String>, Status> {
+    loop {
+        let message = soon(stream.message()).await?.expect("it ends with a status");
+        if let Some(Message::Data(data)) = message.message {
+            return Ok(values(&data.records));
+        }
+    }
+}
+
+/// Each node finds the group's offset, and ends the member's reads by its own replica.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_node_begins_and_ends_the_reads_of_a_member() {
+    let mut trio = Trio::durable().await;
+    trio.write(0, &["a", "b", "c"]).await;
+    expect_equal_replicas(&trio, 0, 3).await;
+    let mut member = TestMember::new("a", &["default"]);
+    until_owns(&trio, &mut member, 4).await;
+    commit(&trio, &member, 0, 2).await;
+    let start = fetch_from_group(0, CommitFallback::Fail).partitions;
+    let source = i32::from(ReadSource::AnyReplica);
+    let mut streams = Vec::new();
+    for (id, node) in trio.nodes() {
+        let request = FetchRequest { partitions: start.clone(), source, ..FetchRequest::default() };
+        assert_eq!(values(&node.fetch_one(request).await.records), ["c"], "node {id}");
+        let membership = GroupMembership {
+            group: member.request.group.clone(),
+            member_id: member.request.member_id.clone(),
+            member_epoch: member.last.member_epoch,
+        };
+        let request = SubscribeRequest {
+            partitions: start.clone(),
+            source,
+            membership: Some(membership),
+            ..SubscribeRequest::default()
+        };
+        let mut stream = node.consume().subscribe(request).await.unwrap().into_inner();
+        assert_eq!(next_values(&mut stream).await.unwrap(), ["c"], "node {id}");
+        streams.push((id, stream));
+    }
+    let (leader, _) = trio.leader_of(0).await;
+    let resolve = ResolveOffsetsRequest {
+        topic: "default".to_owned(),
+        partitions: vec![0],
+        position: start[0].start.clone(),
+        ..ResolveOffsetsRequest::default()
+    };
+    let resolved = trio.node(leader).consume().resolve_offsets(resolve).await.unwrap();
+    assert_eq!(resolved.into_inner().offsets[0].offset, 2);
+
+    // The coordinator changes, and the streams continue.
+    let first = coordinator(&trio).await;
+    let request =
+        DescribeGroupRequest { group: "readers".to_owned(), ..DescribeGroupRequest::default() };
+    let described = groups(trio.node(first)).describe_group(request).await.unwrap().into_inner();
+    let other = NODES.into_iter().find(|node| *node != first).unwrap();
+    trio.transfer(described.shard_id, other).await;
+    trio.write(0, &["d"]).await;
+    for (id, stream) in &mut streams {
+        assert_eq!(next_values(stream).await.unwrap(), ["d"], "node {id}");
+    }
+    until("the member has left", async || {
+        for (_, node) in trio.nodes() {
+            let (group, member_id) = ("readers".to_owned(), "a".to_owned());
+            if groups(node).leave(LeaveRequest { group, member_id }).await.is_ok() {
+                return Some(());
+            }
+        }
+        None
+    })
+    .await;
+    for (id, stream) in &mut streams {
+        let ended = next_values(stream).await.unwrap_err();
+        assert_eq!(reason(&ended), ErrorReason::UnknownMember, "node {id}");
+    }
+    drop(streams);
     trio.stop_all().await;
 }
