@@ -1,9 +1,8 @@
 //! Compaction by key: the part of each replica, once the log has decided a round.
 //!
-//! `pass.rs` decides about records with a map from `key_map.rs`, and the log rewrites its segments.
-//! The leader of the shard proposes rounds ([`crate::cluster`]).
+//! `pass.rs` decides about records with a map from `key_map.rs`, on the thread of `worker.rs`, and
+//! the log rewrites its segments. The leader of the shard proposes rounds ([`crate::cluster`]).
 
-mod codecs;
 mod key_map;
 mod pass;
 mod report;
@@ -11,6 +10,7 @@ mod rounds;
 #[cfg(test)]
 mod tests;
 mod waiting;
+mod worker;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -28,13 +28,13 @@ use super::Shard;
 use crate::limits::{CLEANER_INTERVAL, CLEANER_READ_BYTES, CLEANER_READ_RATE};
 use crate::log::{CleanupState, Partition, PartitionId};
 use crate::raft::DiskReads;
-pub use codecs::CleanerCodecs;
 pub use key_map::KeyMapMemory;
 use key_map::PassMemory;
 use pass::{CleanFilter, CleanPass, StoredBytes};
 pub(super) use report::CleanerReport;
 pub use report::{CleanerStats, PartitionCleanup};
 pub use rounds::{CompactedPartition, NextRound};
+pub use worker::CleanerWorker;
 
 /// Work that a decided round leaves to do in one partition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -120,7 +120,8 @@ pub(super) async fn run(shard: Arc<Shard>) {
                 () = shard.closed.cancelled() => return,
                 round = with_ticks(clean_some(&shard), &mut tick, make_cleanable) => round,
             };
-            shard.codecs.clear();
+            // Ignored: without the thread there are no buffers.
+            drop(shard.cleaner_worker.clear_codecs().await);
             match round {
                 // More may be due: the next pass, or other partitions.
                 Ok(true) => {}
@@ -263,7 +264,7 @@ async fn clean_some(shard: &Arc<Shard>) -> Result<bool, PassError> {
     }
     let below = passes.iter().map(|(stream, pass)| (*stream, pass.upto())).collect();
     let (sender, done) = oneshot::channel();
-    let filter = Arc::new(CleanFilter::new(passes, shard.codecs.clone()));
+    let filter = Arc::new(CleanFilter::new(passes, shard.cleaner_worker.clone()));
     // Ignored where the shard has closed meanwhile.
     let done_sender = Box::new(move |result| drop(sender.send(result)));
     let request = CleanRequest { filter: filter.clone(), below, dirty, marks, done: done_sender };
@@ -271,7 +272,7 @@ async fn clean_some(shard: &Arc<Shard>) -> Result<bool, PassError> {
     let done = done.await;
     let has_refused = filter.has_refused();
     // Freeing a map of many keys takes a while.
-    shard.run_blocking(move || drop(filter)).await?;
+    shard.cleaner_worker.run(move || drop(filter)).await?;
     match done {
         Ok(Ok(())) => {
             shard.cleaner.succeed(&partitions);
@@ -365,20 +366,23 @@ where
     let Range { start: mut offset, end } = range;
     let (mut found, mut last) = (VecDeque::new(), None);
     while offset < end && last.is_none() {
-        let (wal, reads, codecs) = (shard.wal.clone(), shard.reads.clone(), shard.codecs.clone());
+        if found.is_empty() {
+            // Not on the worker's thread: appends wait for the lock of the log.
+            let (wal, reads) = (shard.wal.clone(), shard.reads.clone());
+            let reading = move || read(&wal, &reads, partition, offset, end);
+            found = VecDeque::from(shard.reads.cold(reading).await??);
+            if found.is_empty() {
+                break;
+            }
+        }
+        let worker = shard.cleaner_worker.clone();
         let work = move || {
             let mut work = StepWork::default();
-            if found.is_empty() {
-                found = VecDeque::from(read(&wal, &reads, partition, offset, end)?);
-                if found.is_empty() {
-                    offset = end;
-                }
-            }
             while let Some(StoredEntry { placement, head, payload, .. }) = found.pop_front() {
                 let stored = StoredBytes { head: &head, payload: &payload };
                 work.add(&stored);
                 offset = placement.first + u64::from(placement.count);
-                if codecs.with(|codecs| visit(&mut pass, &placement, &stored, codecs))? {
+                if worker.with_codecs(|codecs| visit(&mut pass, &placement, &stored, codecs))? {
                     last = Some(placement.first);
                 }
                 if last.is_some() || work.is_enough() {
@@ -388,7 +392,7 @@ where
             Ok::<_, PassError>((pass, found, offset, last, work))
         };
         let work_done;
-        (pass, found, offset, last, work_done) = shard.reads.cold(work).await??;
+        (pass, found, offset, last, work_done) = shard.cleaner_worker.run(work).await??;
         pause_after(shard, work_done).await;
     }
     Ok((pass, last))
@@ -468,7 +472,7 @@ impl From<helix_wal::Error> for PassError {
 }
 
 impl From<io::Error> for PassError {
-    /// A task that was not run, because the runtime ends.
+    /// A step that panicked, or was not run because the runtime ends.
     fn from(error: io::Error) -> Self {
         Self { why: error.to_string(), is_transient: true }
     }
