@@ -4,6 +4,7 @@
 //! the log rewrites its segments. The leader of the shard proposes rounds ([`crate::cluster`]).
 
 mod key_map;
+mod key_table;
 mod pass;
 mod report;
 mod rounds;
