@@ -1,5 +1,7 @@
 //! State of this process, as the operating system reports it: CPU time, memory, ignored signals.
-//! Chooses the size of its pages.
+//! Chooses the size of its pages, and the priority of background threads.
+
+use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
 
@@ -9,6 +11,26 @@ pub(crate) fn cpu_time_us() -> u64 {
     let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
     let micros = u64::try_from(time.tv_nsec / 1_000).unwrap_or(0);
     seconds * 1_000_000 + micros
+}
+
+/// Returns the CPU time of the calling thread.
+pub(crate) fn thread_cpu_time() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
+    Duration::new(seconds, u32::try_from(time.tv_nsec).unwrap_or(0))
+}
+
+/// Nice value of background threads. Beside one busy thread per CPU they get 3 % of it.
+const BACKGROUND_NICE: i32 = 15;
+
+/// Lets other threads have the CPU before the calling one, permanently.
+///
+/// Linux has a priority for each thread. Elsewhere the whole process would get this one.
+pub(crate) fn lower_thread_priority() {
+    if cfg!(target_os = "linux") {
+        // Ignored: the thread then competes with the others.
+        let _ = rustix::process::setpriority_process(None, BACKGROUND_NICE);
+    }
 }
 
 /// Returns the resident memory; 0 if the system does not report it.

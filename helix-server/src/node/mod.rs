@@ -62,7 +62,7 @@ use crate::peer::Hub;
 pub use crate::peer::{Network, PeerStatus, PeerTls};
 use crate::random::Random;
 pub use crate::shard::LogLimits;
-use crate::shard::{CleanerCodecs, KeyMapMemory};
+use crate::shard::{CleanerWorker, KeyMapMemory};
 use bootstrap_handler::BootstrapHandler;
 pub use bootstrap_token::{FIRST_PRINCIPAL, TokenFile, make_first_token};
 pub use call_share::{CallShare, CallSlot};
@@ -141,7 +141,7 @@ pub struct Node {
     sync_probe: (u64, u64),
     direct_io: bool,
     metrics: Arc<Metrics>,
-    codecs: CleanerCodecs,
+    cleaner_worker: CleanerWorker,
     key_maps: KeyMapMemory,
     audit: AuditLog,
     token_refresh: TokenRefresh,

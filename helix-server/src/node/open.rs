@@ -20,7 +20,7 @@ use crate::memory;
 use crate::metrics::Metrics;
 use crate::peer::{HeldLog, Hub};
 use crate::raft::{Replica, ReplicaId, ReplicaSettings, replica_id};
-use crate::shard::{CleanerCodecs, EndpointLookup, KeyMapMemory, Shard, ShardSettings};
+use crate::shard::{CleanerWorker, EndpointLookup, KeyMapMemory, Shard, ShardSettings};
 
 /// A node's configuration about other nodes.
 pub(super) struct StartupPeers {
@@ -224,7 +224,7 @@ pub(super) struct ShardContext<'a> {
     pub(super) directory: EndpointLookup,
     pub(super) draining: &'a CancellationToken,
     pub(super) metrics: &'a Arc<Metrics>,
-    pub(super) codecs: &'a CleanerCodecs,
+    pub(super) cleaner_worker: &'a CleanerWorker,
     pub(super) key_maps: &'a KeyMapMemory,
 }
 
@@ -253,7 +253,7 @@ pub(super) async fn open_shard(
         clock: logs.settings.clock.clone(),
         draining: context.draining.clone(),
         metrics: context.metrics.clone(),
-        codecs: context.codecs.clone(),
+        cleaner_worker: context.cleaner_worker.clone(),
         key_maps: context.key_maps.clone(),
         log_limits: logs.settings.log_limits,
     };

@@ -374,7 +374,7 @@ impl Node {
             directory: directory(&self.cluster),
             draining: &self.draining,
             metrics: &self.metrics,
-            codecs: &self.codecs,
+            cleaner_worker: &self.cleaner_worker,
             key_maps: &self.key_maps,
         };
         match self.open_repaired(&logs, identity, &context, may_give_up).await {

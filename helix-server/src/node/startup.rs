@@ -16,8 +16,8 @@ use super::open::{
 use super::principal::TokenRefresh;
 use super::quota::QuotaMeters;
 use super::{
-    Network, Node, NodeSettings, PeerPort, background, clock_watch, formation, logs, member_tasks,
-    repair, scrub,
+    Network, Node, NodeSettings, NodeStorage, PeerPort, background, clock_watch, formation, logs,
+    member_tasks, repair, scrub,
 };
 use crate::audit::AuditLog;
 use crate::clock::AgreedClock;
@@ -28,7 +28,7 @@ use crate::peer::{Hub, HubSettings};
 use crate::protocol::ProtocolVersions;
 use crate::raft::ElectionTiming;
 use crate::random::Random;
-use crate::shard::{CleanerCodecs, KeyMapMemory};
+use crate::shard::{CleanerWorker, KeyMapMemory};
 
 impl Node {
     /// Opens a single-node cluster without a peer port, and waits until it serves.
@@ -141,7 +141,9 @@ impl Node {
             return Err(logs.unusable(0, &what));
         }
         hub.set_protocol(cluster.protocol());
-        let (metrics, codecs) = (Arc::new(Metrics::default()), CleanerCodecs::default());
+        let metrics = Arc::new(Metrics::default());
+        let is_simulated = matches!(settings.storage, NodeStorage::Simulated(_));
+        let cleaner_worker = CleanerWorker::new(is_simulated);
         let key_maps = KeyMapMemory::new(settings.log_limits.key_map_bytes);
         let context = ShardContext {
             members: handler.replica_ids(),
@@ -149,7 +151,7 @@ impl Node {
             directory: directory(&cluster),
             draining: &draining,
             metrics: &metrics,
-            codecs: &codecs,
+            cleaner_worker: &cleaner_worker,
             key_maps: &key_maps,
         };
         let (slots, unreplayed) =
@@ -180,7 +182,7 @@ impl Node {
             sync_probe,
             direct_io,
             metrics,
-            codecs,
+            cleaner_worker,
             key_maps,
             audit: AuditLog::default(),
             token_refresh: TokenRefresh::default(),

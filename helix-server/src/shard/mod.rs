@@ -42,7 +42,7 @@ use crate::sync;
 pub use append::{AppendPermit, BatchAck, Durability, NewBatch, PendingAck};
 use cleaner::CleanerReport;
 pub use cleaner::{
-    CleanerCodecs, CleanerStats, CompactedPartition, KeyMapMemory, NextRound, PartitionCleanup,
+    CleanerStats, CleanerWorker, CompactedPartition, KeyMapMemory, NextRound, PartitionCleanup,
 };
 pub use group_sessions::{GroupSessions, HeartbeatDetails, MemberSession};
 pub use groups::GroupWatch;
@@ -80,7 +80,7 @@ pub struct ShardSettings {
     pub draining: CancellationToken,
     pub metrics: Arc<Metrics>,
     /// Shared by the shards of a node.
-    pub codecs: CleanerCodecs,
+    pub cleaner_worker: CleanerWorker,
     /// Shared by the shards of a node.
     pub key_maps: KeyMapMemory,
     pub log_limits: LogLimits,
@@ -122,7 +122,7 @@ pub struct Shard {
     sessions: GroupSessions,
     opened_at: tokio::time::Instant,
     cleaner: CleanerReport,
-    codecs: CleanerCodecs,
+    cleaner_worker: CleanerWorker,
     key_maps: KeyMapMemory,
 }
 
@@ -204,7 +204,7 @@ impl Shard {
             sessions: GroupSessions::default(),
             opened_at: tokio::time::Instant::now(),
             cleaner: CleanerReport::default(),
-            codecs: settings.codecs,
+            cleaner_worker: settings.cleaner_worker,
             key_maps: settings.key_maps,
         });
         tokio::spawn(cleaner::run(shard.clone()));

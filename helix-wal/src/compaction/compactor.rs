@@ -12,13 +12,15 @@
 //! never compacted again; its readers get the error.
 //!
 //! This file chooses what to do next. `reading` loads entries, `writing` makes segments of them,
-//! and `replacing` has steps 2 and 3. `cleaning` has the request to pass entries through a filter.
+//! and `replacing` has steps 2 and 3. `cleaning` has the request to pass entries through a filter,
+//! and `detached` does so on another thread.
 
 use std::fmt;
 use std::sync::Arc;
 
 use tracing::{debug, warn};
 
+use crate::compaction::detached::DetachedStep;
 use crate::compaction::job::CompactionJob;
 use crate::compaction::policy::{
     CompactionCandidate, CompactionChoice, CompactionLimits, choose, choose_listed,
@@ -44,6 +46,8 @@ pub(crate) enum CompactionStep {
     Nothing,
     /// This many bytes were read or written, and there is more to do.
     More(u64),
+    /// A step runs on another thread, which wakes the keeper.
+    Detached,
     /// Waits for disk space.
     NoSpace,
     /// Old segments were replaced and may be freed.
@@ -57,6 +61,8 @@ pub(crate) struct Compactor {
     pub(super) shared: Arc<Shared>,
     pub(super) storage: Arc<dyn Storage>,
     job: Option<CompactionJob>,
+    /// A step that has the job meanwhile.
+    detached: Option<DetachedStep>,
     /// Replaced segments.
     pub replaced: Vec<Arc<Segment>>,
 }
@@ -69,11 +75,18 @@ impl fmt::Debug for Compactor {
 
 impl Compactor {
     pub(crate) fn new(shared: Arc<Shared>, storage: Arc<dyn Storage>) -> Self {
-        Self { shared, storage, job: None, replaced: Vec::new() }
+        Self { shared, storage, job: None, detached: None, replaced: Vec::new() }
     }
 
     /// Does one piece of work.
     pub(crate) fn step(&mut self) -> Result<CompactionStep, Error> {
+        if let Some(detached) = &self.detached {
+            let Some((job, step)) = detached.poll(&self.storage.describe())? else {
+                return Ok(CompactionStep::Detached);
+            };
+            self.detached = None;
+            return self.on_advanced(job, Ok(step));
+        }
         let Some(mut job) = self.job.take() else {
             if let Some(step) = self.end_cleaning()? {
                 return Ok(step);
@@ -85,7 +98,23 @@ impl Compactor {
                 CompactionStep::Nothing
             });
         };
-        match self.advance(&mut job) {
+        if let Some(filter) = job.judging_filter()
+            && let Some(worker) = filter.worker()
+        {
+            self.detached = Some(DetachedStep::start(&self.shared, worker, job));
+            return Ok(CompactionStep::Detached);
+        }
+        let advanced = self.advance(&mut job);
+        self.on_advanced(job, advanced)
+    }
+
+    /// Keeps a job that goes on, and ends one that is done or has failed.
+    fn on_advanced(
+        &mut self,
+        mut job: CompactionJob,
+        advanced: Result<CompactionStep, Error>,
+    ) -> Result<CompactionStep, Error> {
+        match advanced {
             Ok(CompactionStep::Done) => {
                 self.on_replaced(&job);
                 Ok(CompactionStep::Done)
@@ -120,6 +149,13 @@ impl Compactor {
                 }
                 Err(error)
             }
+        }
+    }
+
+    /// Waits for a step on another thread, whose job has files of the log.
+    pub(crate) fn finish_detached(&mut self) {
+        if let Some(detached) = self.detached.take() {
+            detached.wait();
         }
     }
 

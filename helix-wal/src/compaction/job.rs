@@ -100,6 +100,12 @@ impl CompactionJob {
         is_read && is_written && self.growing.is_none()
     }
 
+    /// Returns the filter of a cleaning if the next step judges entries.
+    pub(super) fn judging_filter(&self) -> Option<Arc<dyn EntryFilter>> {
+        let (filter, _) = self.cleaning.as_ref()?;
+        (!self.loaded.is_empty()).then(|| Arc::clone(filter))
+    }
+
     /// Returns whether a segment is one of those that are rewritten.
     pub(super) fn has_input(&self, id: u64) -> bool {
         self.inputs.iter().any(|input| input.id == id)

@@ -2,6 +2,7 @@
 
 mod cleaning;
 pub(crate) mod compactor;
+mod detached;
 mod job;
 mod policy;
 mod reading;

@@ -214,6 +214,7 @@ impl Keeper {
                 self.compact_at = now + CHECK_INTERVAL;
                 return Ok(NextStep::Idle);
             }
+            CompactionStep::Detached => return Ok(NextStep::Idle),
             CompactionStep::More(bytes) => self.pause(bytes, rate),
             CompactionStep::NoSpace | CompactionStep::Refused => RETRY_INTERVAL,
             CompactionStep::Done => {
@@ -538,6 +539,7 @@ impl Keeper {
 
     fn end(&mut self) {
         self.ended = true;
+        self.compactor.finish_detached();
         let cleaning = self.shared.lock().cleaning.take();
         if let Some(cleaning) = cleaning {
             cleaning.request.finish(Err(Error::Closed));

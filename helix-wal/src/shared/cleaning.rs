@@ -18,11 +18,27 @@ pub trait EntryFilter: Send + Sync {
     /// Ends the request with this text as [`Error::Unusable`]; the log does not change.
     fn filter(&self, placement: &Placement, entry: &Entry) -> Result<FilteredEntry, String>;
 
+    /// Returns the thread that judges the entries; `None` for that of the keeper.
+    ///
+    /// It should have a lower priority than the threads of appends. It takes no lock that they wait
+    /// for, except for a moment at its end.
+    fn worker(&self) -> Option<&dyn BackgroundWorker> {
+        None
+    }
+
     /// Returns the bytes that judging an entry takes, for the rate: more than it has if it is
     /// decompressed.
     fn work_bytes(&self, entry: &Entry) -> u64 {
         entry.payload.bytes.len() as u64
     }
+}
+
+/// Runs pieces of a cleaning on another thread.
+pub trait BackgroundWorker: Send + Sync {
+    /// Queues a piece of work, of at most a few milliseconds of CPU time.
+    ///
+    /// Work that panics or is dropped instead poisons the log that it is for.
+    fn submit(&self, work: Box<dyn FnOnce() + Send>);
 }
 
 /// Verdict on an entry, which keeps its id, its stream and its positions.

@@ -1,14 +1,14 @@
 //! Cleaning rewrites the entries of streams through a filter: what stays is readable at every step
 //! and after every crash, and what goes leaves gaps that readers step over.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
 use helix_wal::{
-    CleanMark, CleanRequest, Entry, EntryFilter, Error, FilteredEntry, NextStep, Options, Payload,
-    Placement, ReadMode, StoredEntry, Wal,
+    BackgroundWorker, CleanMark, CleanRequest, Entry, EntryFilter, Error, FilteredEntry, NextStep,
+    Options, Payload, Placement, ReadMode, StoredEntry, Wal,
 };
 
 use crate::compaction::{CompactedLog, options};
@@ -56,6 +56,34 @@ impl EntryFilter for Without {
     fn filter(&self, placement: &Placement, _: &Entry) -> Result<FilteredEntry, String> {
         let is_removed = self.0.contains(&placement.first);
         Ok(if is_removed { FilteredEntry::Removed } else { FilteredEntry::Unchanged })
+    }
+}
+
+type Work = Box<dyn FnOnce() + Send>;
+
+/// [`Thirds`] with a worker that keeps its work for the test.
+#[derive(Default)]
+struct Detached(Mutex<VecDeque<Work>>);
+
+impl Detached {
+    fn take(&self) -> Option<Work> {
+        self.0.lock().unwrap().pop_front()
+    }
+}
+
+impl EntryFilter for Detached {
+    fn filter(&self, placement: &Placement, entry: &Entry) -> Result<FilteredEntry, String> {
+        Thirds.filter(placement, entry)
+    }
+
+    fn worker(&self) -> Option<&dyn BackgroundWorker> {
+        Some(self)
+    }
+}
+
+impl BackgroundWorker for Detached {
+    fn submit(&self, work: Work) {
+        self.0.lock().unwrap().push_back(work);
     }
 }
 
@@ -223,6 +251,76 @@ fn reads_see_old_or_new_entries_at_every_step() {
     }
     assert!(steps > 10, "{steps}");
     expect_thirds(&mut log);
+    log.check();
+}
+
+#[test]
+fn a_step_on_another_thread_does_not_stop_the_log() {
+    let mut log = filled();
+    let filter = Arc::new(Detached::default());
+    let done = clean(&log.wal(), filter.clone(), &BELOW);
+    let mut steps = 0;
+    loop {
+        log.finish_work();
+        let Some(work) = filter.take() else { break };
+        assert!(done.try_recv().is_err(), "a step is left after {steps}");
+        assert!(filter.take().is_none(), "one step at a time");
+        if steps == 0 {
+            // Most of a segment; the keeper seals the one before meanwhile.
+            for _ in 0..40 {
+                log.append(3, 1500);
+            }
+            log.checkpoint_and_purge();
+            log.check();
+        }
+        work();
+        steps += 1;
+    }
+    done.try_recv().unwrap().unwrap();
+    assert!(steps > 1, "{steps}");
+    expect_thirds(&mut log);
+    log.check();
+    log.reopen();
+    log.check();
+}
+
+#[test]
+fn a_lost_step_poisons_the_log() {
+    let mut log = filled();
+    let filter = Arc::new(Detached::default());
+    let done = clean(&log.wal(), filter.clone(), &BELOW);
+    log.finish_work();
+    drop(filter.take().unwrap());
+    assert_eq!(log.manual().step_keeper(), NextStep::Done);
+    assert!(matches!(done.try_recv().unwrap(), Err(Error::Closed)));
+    let error = log.wal().writable().unwrap_err();
+    assert!(matches!(error, Error::Poisoned { .. }), "{error}");
+    assert!(error.to_string().contains("lost"), "{error}");
+    log.reopen();
+    log.check();
+}
+
+/// Otherwise the step could remove files of the same names after the log is opened again.
+#[test]
+fn a_closed_log_waits_for_its_step() {
+    let mut log = filled();
+    let filter = Arc::new(Detached::default());
+    let done = clean(&log.wal(), filter.clone(), &BELOW);
+    log.finish_work();
+    let work = filter.take().unwrap();
+    let (started, has_started) = channel();
+    let worker = std::thread::spawn(move || {
+        // A keeper that does not wait is faster.
+        (0..10_000).for_each(|_| std::thread::yield_now());
+        started.send(()).unwrap();
+        work();
+    });
+    log.wal().close();
+    assert_eq!(log.manual().step_keeper(), NextStep::Done);
+    has_started.try_recv().unwrap();
+    assert!(matches!(done.try_recv().unwrap(), Err(Error::Closed)));
+    worker.join().unwrap();
+    log.reopen();
     log.check();
 }
 

@@ -206,7 +206,7 @@ impl TablePlan {
         let mut rng = StdRng::seed_from_u64(seed ^ 0x7461_626c);
         let has_table = rng.random_bool(Self::SHARE);
         let plan = Self {
-            key_map_bytes: rng.random_range(300..5_000),
+            key_map_bytes: rng.random_range(150..2_500),
             cleaner_lag: Duration::from_secs(rng.random_range(2..=10)),
         };
         let has_table = has_table && theme != Some(Theme::Copies);

@@ -1,17 +1,12 @@
 //! The latest offset of each key in a range of a partition, in bounded memory.
 
-use std::collections::HashMap;
 use std::io;
 use std::sync::{Arc, Mutex};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+use super::key_table::{ENTRY_EXTRA_BYTES, KeyTable};
 use crate::sync;
-
-/// Bytes that an entry of the map takes beside its key at most: its part of the table while that
-/// grows, when the old one (27 bytes an entry) and one of twice that size exist, and rounding by
-/// the allocator.
-const ENTRY_EXTRA_BYTES: usize = 112;
 
 /// Parts into which the memory of a node is divided, and those that a pass begins with.
 const PARTS: usize = 16;
@@ -101,10 +96,10 @@ impl PassMemory {
     }
 }
 
-/// A map from key to its latest offset. Keys are stored as they are, so no two are ever confused.
+/// A map from key to its latest offset.
 #[derive(Debug)]
 pub(super) struct KeyMap {
-    latest: HashMap<Box<[u8]>, u64>,
+    latest: KeyTable,
     memory: Arc<PassMemory>,
     /// Bytes of the pass's memory that the entries have.
     bytes_taken: usize,
@@ -112,7 +107,7 @@ pub(super) struct KeyMap {
 
 impl KeyMap {
     pub(super) fn new(memory: Arc<PassMemory>) -> Self {
-        Self { latest: HashMap::new(), memory, bytes_taken: 0 }
+        Self { latest: KeyTable::default(), memory, bytes_taken: 0 }
     }
 
     /// Sets the latest offset of a key; offsets grow from call to call.
@@ -120,19 +115,22 @@ impl KeyMap {
     /// Returns false, and changes nothing, if the key is new and does not fit. An empty map takes
     /// any key, so that every range gets smaller.
     pub(super) fn set(&mut self, key: &[u8], offset: u64) -> bool {
-        if let Some(latest) = self.latest.get_mut(key) {
-            *latest = offset;
+        let hash = self.latest.hash(key);
+        if self.latest.replace(hash, key, offset) {
             return true;
+        }
+        if self.latest.is_full() {
+            return false;
         }
         let taken = self.memory.take(key.len() + ENTRY_EXTRA_BYTES, self.latest.is_empty());
         let Some(bytes) = taken else { return false };
         self.bytes_taken += bytes;
-        self.latest.insert(key.into(), offset);
+        self.latest.insert(hash, key, offset);
         true
     }
 
     pub(super) fn latest(&self, key: &[u8]) -> Option<u64> {
-        self.latest.get(key).copied()
+        self.latest.get(self.latest.hash(key), key)
     }
 }
 

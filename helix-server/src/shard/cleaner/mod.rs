@@ -1,18 +1,20 @@
 //! Compaction by key: the part of each replica, once the log has decided a round.
 //!
-//! `pass.rs` decides about records with a map from `key_map.rs`, and the log rewrites its segments.
-//! The leader of the shard proposes rounds ([`crate::cluster`]).
+//! `pass.rs` decides about records with a map from `key_map.rs`, on the thread of `worker.rs`, and
+//! the log rewrites its segments. The leader of the shard proposes rounds ([`crate::cluster`]).
 
-mod codecs;
 mod key_map;
+mod key_table;
 mod pass;
 mod report;
 mod rounds;
 #[cfg(test)]
 mod tests;
 mod waiting;
+mod worker;
 
 use std::collections::{BTreeMap, VecDeque};
+use std::io;
 use std::ops::Range;
 use std::pin::pin;
 use std::sync::Arc;
@@ -21,18 +23,19 @@ use std::time::Duration;
 use helix_proto::compaction::Codecs;
 use helix_wal::{CleanMark, CleanRequest, Placement, ReadMode, StoredEntry, Wal};
 use tokio::sync::oneshot;
-use tokio::time::Instant;
+use tokio::time::{Instant, Interval};
 
 use super::Shard;
 use crate::limits::{CLEANER_INTERVAL, CLEANER_READ_BYTES, CLEANER_READ_RATE};
 use crate::log::{CleanupState, Partition, PartitionId};
 use crate::raft::DiskReads;
-pub use codecs::CleanerCodecs;
 pub use key_map::KeyMapMemory;
+use key_map::PassMemory;
 use pass::{CleanFilter, CleanPass, StoredBytes};
 pub(super) use report::CleanerReport;
 pub use report::{CleanerStats, PartitionCleanup};
 pub use rounds::{CompactedPartition, NextRound};
+pub use worker::CleanerWorker;
 
 /// Work that a decided round leaves to do in one partition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -112,17 +115,14 @@ pub(super) async fn run(shard: Arc<Shard>) {
             if due.is_empty() {
                 break;
             }
-            let mut pass = pin!(clean_some(&shard, &due));
-            let round = loop {
-                tokio::select! {
-                    biased;
-                    () = shard.closed.cancelled() => return,
-                    round = &mut pass => break round,
-                    // A pass may take long, or wait for memory that other shards use.
-                    _ = tick.tick() => shard.make_rounds_cleanable(&due_rounds(&shard)),
-                }
+            let make_cleanable = || shard.make_rounds_cleanable(&due_rounds(&shard));
+            let round = tokio::select! {
+                biased;
+                () = shard.closed.cancelled() => return,
+                round = with_ticks(clean_some(&shard), &mut tick, make_cleanable) => round,
             };
-            shard.codecs.clear();
+            // Ignored: without the thread there are no buffers.
+            drop(shard.cleaner_worker.clear_codecs().await);
             match round {
                 // More may be due: the next pass, or other partitions.
                 Ok(true) => {}
@@ -134,6 +134,23 @@ pub(super) async fn run(shard: Arc<Shard>) {
             }
         }
         shard.make_rounds_cleanable(&due_rounds(&shard));
+    }
+}
+
+/// Waits for a pass. Calls `on_tick` at each tick meanwhile, since the pass may take long, or wait
+/// for memory that other shards use.
+async fn with_ticks<T>(
+    pass: impl Future<Output = T>,
+    tick: &mut Interval,
+    on_tick: impl Fn(),
+) -> T {
+    let mut pass = pin!(pass);
+    loop {
+        tokio::select! {
+            biased;
+            done = &mut pass => return done,
+            _ = tick.tick() => on_tick(),
+        }
     }
 }
 
@@ -149,64 +166,106 @@ fn due_rounds(shard: &Shard) -> Vec<DueRound> {
     })
 }
 
-/// Chooses partitions that can be cleaned now, and the offsets up to which they can.
-fn choose(shard: &Shard, due: &[DueRound]) -> Vec<(DueRound, u64)> {
+/// Partitions of a pass, and the offsets up to which they can be cleaned.
+type ChosenTables = Vec<(DueRound, u64)>;
+
+/// Chooses partitions that can be cleaned now.
+fn choose(shard: &Shard, due: &[DueRound]) -> ChosenTables {
     let end = |due: &DueRound| due.end(shard.wal.cleanable_upto(due.partition.0));
     let ends = due.iter().filter_map(|due| Some((*due, end(due)?)));
     shard.cleaner.choose(ends, Instant::now())
+}
+
+/// Waits for memory if something can be cleaned now. Returns the memory, and what is chosen then.
+///
+/// # Errors
+/// If the process stops.
+async fn choose_with_memory(
+    key_maps: &KeyMapMemory,
+    choose: impl Fn() -> ChosenTables,
+) -> io::Result<Option<(Arc<PassMemory>, ChosenTables)>> {
+    if choose().is_empty() {
+        return Ok(None);
+    }
+    let memory = key_maps.begin_pass().await?;
+    // Again, since rounds, marks and segments may have changed during the wait.
+    Ok(Some((memory, choose())))
+}
+
+/// A partition whose records are in the map of a pass.
+struct FilledTable {
+    partition: PartitionId,
+    pass: CleanPass,
+    /// Ranges that the pass changes.
+    dirty: Vec<Range<u64>>,
+    /// Its mark after the pass.
+    mark: CleanMark,
+}
+
+/// Fills the maps of partitions, as many as there is memory for. One that fails is reported, and
+/// does not stop the others. Returns the last failure, too.
+async fn fill_tables<F>(
+    cleaner: &CleanerReport,
+    memory: &Arc<PassMemory>,
+    chosen: ChosenTables,
+    fill: impl Fn(DueRound, u64, CleanPass) -> F,
+) -> (Vec<FilledTable>, Option<PassError>)
+where
+    F: Future<Output = Result<(CleanPass, Vec<Range<u64>>), PassError>>,
+{
+    let (mut filled, mut failure) = (Vec::new(), None);
+    for (due, end) in chosen {
+        if !memory.has_part() {
+            break;
+        }
+        cleaner.end_turn(due.partition);
+        let tombstones_below = due.tombstones_below();
+        let pass = CleanPass::new(due.clean(), tombstones_below, memory.clone());
+        let (pass, dirty) = match fill(due, end, pass).await {
+            Ok(filled) => filled,
+            Err(error) => {
+                cleaner.fail([due.partition], &error, Instant::now());
+                failure = Some(error);
+                continue;
+            }
+        };
+        let is_full = pass.is_full();
+        let also = tombstones_below.max(due.mark.also);
+        let mark = CleanMark { upto: pass.upto(), also };
+        filled.push(FilledTable { partition: due.partition, pass, dirty, mark });
+        if is_full {
+            break;
+        }
+    }
+    (filled, failure)
 }
 
 /// Does one pass over some of the partitions. Returns false if none can be cleaned now.
 ///
 /// # Errors
 /// Says why the pass failed; the partitions are reported as uncleanable.
-async fn clean_some(shard: &Arc<Shard>, due: &[DueRound]) -> Result<bool, PassError> {
-    let mut passes = BTreeMap::new();
-    let mut marks = BTreeMap::new();
-    let mut dirty = BTreeMap::new();
-    if choose(shard, due).is_empty() {
+async fn clean_some(shard: &Arc<Shard>) -> Result<bool, PassError> {
+    let choose_now = || choose(shard, &due_rounds(shard));
+    let Some((memory, chosen)) = choose_with_memory(&shard.key_maps, choose_now).await? else {
         return Ok(false);
-    }
-    let memory = shard.key_maps.begin_pass().await?;
-    // Again, since rounds, marks and segments may have changed during the wait.
-    let chosen = choose(shard, &due_rounds(shard));
-    let mut failure = None;
-    for (due, end) in chosen {
-        if !memory.has_part() {
-            break;
-        }
-        shard.cleaner.end_turn(due.partition);
-        let tombstones_below = due.tombstones_below();
-        let pass = CleanPass::new(due.clean(), tombstones_below, memory.clone());
-        let filled = match fill(shard, &due, pass, end).await {
-            Ok(pass) => find_dirty(shard, &due, pass).await,
-            Err(error) => Err(error),
-        };
-        let (pass, ranges) = match filled {
-            Ok(filled) => filled,
-            Err(error) => {
-                shard.cleaner.fail([due.partition], &error, Instant::now());
-                failure = Some(error);
-                continue;
-            }
-        };
-        dirty.insert(due.partition.0, ranges);
-        let is_full = pass.is_full();
-        let also = tombstones_below.max(due.mark.also);
-        marks.insert(due.partition.0, CleanMark { upto: pass.upto(), also });
-        passes.insert(due.partition.0, pass);
-        if is_full {
-            break;
-        }
-    }
+    };
+    let fill = move |due, end, pass| fill_table(shard, due, end, pass);
+    let (filled, failure) = fill_tables(&shard.cleaner, &memory, chosen, fill).await;
     memory.release_unused();
-    if passes.is_empty() {
+    if filled.is_empty() {
         return failure.map_or(Ok(false), Err);
     }
-    let partitions: Vec<PartitionId> = passes.keys().map(|id| PartitionId(*id)).collect();
+    let partitions: Vec<PartitionId> = filled.iter().map(|it| it.partition).collect();
+    let (mut passes, mut marks, mut dirty) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+    for table in filled {
+        let stream = table.partition.0;
+        marks.insert(stream, table.mark);
+        dirty.insert(stream, table.dirty);
+        passes.insert(stream, table.pass);
+    }
     let below = passes.iter().map(|(stream, pass)| (*stream, pass.upto())).collect();
     let (sender, done) = oneshot::channel();
-    let filter = Arc::new(CleanFilter::new(passes, shard.codecs.clone()));
+    let filter = Arc::new(CleanFilter::new(passes, shard.cleaner_worker.clone()));
     // Ignored where the shard has closed meanwhile.
     let done_sender = Box::new(move |result| drop(sender.send(result)));
     let request = CleanRequest { filter: filter.clone(), below, dirty, marks, done: done_sender };
@@ -214,7 +273,7 @@ async fn clean_some(shard: &Arc<Shard>, due: &[DueRound]) -> Result<bool, PassEr
     let done = done.await;
     let has_refused = filter.has_refused();
     // Freeing a map of many keys takes a while.
-    shard.run_blocking(move || drop(filter)).await?;
+    shard.cleaner_worker.run(move || drop(filter)).await?;
     match done {
         Ok(Ok(())) => {
             shard.cleaner.succeed(&partitions);
@@ -231,6 +290,17 @@ async fn clean_some(shard: &Arc<Shard>, due: &[DueRound]) -> Result<bool, PassEr
         }
         Err(_) => Err(helix_wal::Error::Closed.into()),
     }
+}
+
+/// Fills the map of a pass, and finds the ranges of the partition that the pass changes.
+async fn fill_table(
+    shard: &Shard,
+    due: DueRound,
+    end: u64,
+    pass: CleanPass,
+) -> Result<(CleanPass, Vec<Range<u64>>), PassError> {
+    let pass = fill(shard, &due, pass, end).await?;
+    find_dirty(shard, &due, pass).await
 }
 
 /// Reads a partition's records into the map of a pass.
@@ -297,20 +367,23 @@ where
     let Range { start: mut offset, end } = range;
     let (mut found, mut last) = (VecDeque::new(), None);
     while offset < end && last.is_none() {
-        let (wal, reads, codecs) = (shard.wal.clone(), shard.reads.clone(), shard.codecs.clone());
+        if found.is_empty() {
+            // Not on the worker's thread: appends wait for the lock of the log.
+            let (wal, reads) = (shard.wal.clone(), shard.reads.clone());
+            let reading = move || read(&wal, &reads, partition, offset, end);
+            found = VecDeque::from(shard.reads.cold(reading).await??);
+            if found.is_empty() {
+                break;
+            }
+        }
+        let worker = shard.cleaner_worker.clone();
         let work = move || {
             let mut work = StepWork::default();
-            if found.is_empty() {
-                found = VecDeque::from(read(&wal, &reads, partition, offset, end)?);
-                if found.is_empty() {
-                    offset = end;
-                }
-            }
             while let Some(StoredEntry { placement, head, payload, .. }) = found.pop_front() {
                 let stored = StoredBytes { head: &head, payload: &payload };
                 work.add(&stored);
                 offset = placement.first + u64::from(placement.count);
-                if codecs.with(|codecs| visit(&mut pass, &placement, &stored, codecs))? {
+                if worker.with_codecs(|codecs| visit(&mut pass, &placement, &stored, codecs))? {
                     last = Some(placement.first);
                 }
                 if last.is_some() || work.is_enough() {
@@ -320,7 +393,7 @@ where
             Ok::<_, PassError>((pass, found, offset, last, work))
         };
         let work_done;
-        (pass, found, offset, last, work_done) = shard.reads.cold(work).await??;
+        (pass, found, offset, last, work_done) = shard.cleaner_worker.run(work).await??;
         pause_after(shard, work_done).await;
     }
     Ok((pass, last))
@@ -399,9 +472,9 @@ impl From<helix_wal::Error> for PassError {
     }
 }
 
-impl From<std::io::Error> for PassError {
-    /// A task that was not run, because the runtime ends.
-    fn from(error: std::io::Error) -> Self {
+impl From<io::Error> for PassError {
+    /// A step that panicked, or was not run because the runtime ends.
+    fn from(error: io::Error) -> Self {
         Self { why: error.to_string(), is_transient: true }
     }
 }

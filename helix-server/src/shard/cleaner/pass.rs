@@ -8,10 +8,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use helix_proto::compaction::{
     BatchParts, Codecs, CompactError, CompactedBatch, KeyedRecord, compact, visit_records,
 };
-use helix_wal::{Entry, EntryFilter, FilteredEntry, Payload, Placement};
+use helix_wal::{BackgroundWorker, Entry, EntryFilter, FilteredEntry, Payload, Placement};
 
-use super::codecs::CleanerCodecs;
 use super::key_map::{KeyMap, PassMemory};
+use super::worker::CleanerWorker;
 use crate::log::{BatchHead, Head, KeptOffsets};
 use crate::raft::{decode_head, encode_head};
 
@@ -234,13 +234,13 @@ fn broken(placement: &Placement, why: &dyn std::fmt::Display) -> String {
 #[derive(Debug)]
 pub(super) struct CleanFilter {
     passes: BTreeMap<u64, CleanPass>,
-    codecs: CleanerCodecs,
+    worker: CleanerWorker,
     has_refused: AtomicBool,
 }
 
 impl CleanFilter {
-    pub(super) fn new(passes: BTreeMap<u64, CleanPass>, codecs: CleanerCodecs) -> Self {
-        Self { passes, codecs, has_refused: AtomicBool::new(false) }
+    pub(super) fn new(passes: BTreeMap<u64, CleanPass>, worker: CleanerWorker) -> Self {
+        Self { passes, worker, has_refused: AtomicBool::new(false) }
     }
 
     /// Returns whether an entry was refused.
@@ -255,9 +255,13 @@ impl EntryFilter for CleanFilter {
             return Ok(FilteredEntry::Unchanged);
         };
         let stored = StoredBytes { head: &entry.head, payload: &entry.payload };
-        let filtered = self.codecs.with(|codecs| pass.filter(placement, &stored, codecs));
+        let filtered = self.worker.with_codecs(|codecs| pass.filter(placement, &stored, codecs));
         self.has_refused.fetch_or(filtered.is_err(), Ordering::Relaxed);
         filtered
+    }
+
+    fn worker(&self) -> Option<&dyn BackgroundWorker> {
+        self.worker.thread()
     }
 
     fn work_bytes(&self, entry: &Entry) -> u64 {

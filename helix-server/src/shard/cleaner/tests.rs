@@ -1,6 +1,8 @@
 //! Passes against a simple model: a map of latest values.
 
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
+use std::future::ready;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,12 +15,15 @@ use helix_proto::log::v1::Record;
 use helix_wal::{CleanMark, FilteredEntry, Payload, Placement};
 use rand::RngExt;
 use rand::rngs::StdRng;
+use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::key_map::PassMemory;
 use super::pass::{CleanPass, StoredBytes};
-use super::{CleanerReport, DueRound, KeyMapMemory, PassError};
-use crate::limits::CLEANER_RETRY_DELAY;
+use super::{
+    CleanerReport, DueRound, KeyMapMemory, PassError, choose_with_memory, fill_tables, with_ticks,
+};
+use crate::limits::{CLEANER_INTERVAL, CLEANER_RETRY_DELAY};
 use crate::log::testing::seeded;
 use crate::log::{
     BatchHead, CleanupState, Condition, FencingToken, Head, Partition, PartitionId,
@@ -293,6 +298,15 @@ fn due(upto: u64, tombstones_below: u64, mark: CleanMark) -> DueRound {
     DueRound { partition: PartitionId(STREAM), log_start: 0, round, mark }
 }
 
+fn due_of(partition: u64) -> (DueRound, u64) {
+    let partition = PartitionId(partition);
+    (DueRound { partition, ..due(9, 0, CleanMark::default()) }, 9)
+}
+
+fn ids_of(chosen: &[(DueRound, u64)]) -> Vec<u64> {
+    chosen.iter().map(|(due, _)| due.partition.0).collect()
+}
+
 #[test]
 fn tombstones_go_only_in_a_pass_after_everything_older_went() {
     let mark = |upto, also| CleanMark { upto, also };
@@ -352,12 +366,10 @@ fn a_replica_reports_a_round_also_while_its_topic_is_not_compacted() {
 #[tokio::test(start_paused = true)]
 async fn partitions_that_failed_and_others_do_not_stop_each_other() {
     let report = CleanerReport::default();
-    let due = |id| (DueRound { partition: PartitionId(id), ..due(9, 0, CleanMark::default()) }, 9);
     let start = Instant::now();
     let after = |delays: u32| start + delays * CLEANER_RETRY_DELAY;
     let chosen = |ids: &[u64], delays: u32| -> Vec<u64> {
-        let chosen = report.choose(ids.iter().map(|id| due(*id)), after(delays));
-        chosen.into_iter().map(|(due, _)| due.partition.0).collect()
+        ids_of(&report.choose(ids.iter().map(|id| due_of(*id)), after(delays)))
     };
     assert_eq!(chosen(&[1, 2, 3], 0), [1, 2, 3]);
     report.end_turn(PartitionId(2));
@@ -393,6 +405,86 @@ async fn partitions_that_failed_and_others_do_not_stop_each_other() {
     assert_eq!((chosen(&[1], 5), uncleanable()), (vec![1], vec![2]));
     fail(&[1], true, 5);
     assert_eq!(uncleanable(), [1, 2]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_table_that_fails_does_not_stop_others_of_its_pass() {
+    let report = CleanerReport::default();
+    let tried = RefCell::new(Vec::new());
+    let fill_all = |chosen: Vec<(DueRound, u64)>, bad: u64| {
+        let (memory, report, tried) = (memory(1 << 20), &report, &tried);
+        async move {
+            let fill = |due: DueRound, _, pass| {
+                tried.borrow_mut().push(due.partition.0);
+                let error = || PassError { why: "why".to_owned(), is_transient: false };
+                let is_bad = due.partition.0 == bad;
+                ready(if is_bad { Err(error()) } else { Ok((pass, Vec::new())) })
+            };
+            let (filled, failure) = fill_tables(report, &memory, chosen, fill).await;
+            let filled: Vec<u64> = filled.iter().map(|table| table.partition.0).collect();
+            (filled, failure.is_some())
+        }
+    };
+    let choose = || report.choose([1, 2, 3].map(due_of).into_iter(), Instant::now());
+    assert_eq!(fill_all(choose(), 2).await, (vec![1, 3], true));
+    assert_eq!(tried.take(), [1, 2, 3], "in the same pass");
+    report.succeed(&[PartitionId(1), PartitionId(3)]);
+    assert_eq!(ids_of(&choose()), [1, 3]);
+    assert_eq!(fill_all(choose(), 2).await, (vec![1, 3], false));
+    tokio::time::advance(CLEANER_RETRY_DELAY).await;
+    assert_eq!(ids_of(&choose()), [2], "alone");
+    assert_eq!(fill_all(choose(), 2).await, (vec![], true));
+    assert_eq!(fill_all(choose(), 2).await, (vec![1, 3], false));
+    tokio::time::advance(CLEANER_RETRY_DELAY).await;
+    assert_eq!(fill_all(choose(), 0).await, (vec![2], false));
+    report.succeed(&[PartitionId(2)]);
+    assert_eq!(ids_of(&choose()), [1, 2, 3]);
+}
+
+#[tokio::test]
+async fn tables_are_chosen_again_after_the_wait_for_memory() {
+    let memory = KeyMapMemory::new(1 << 20);
+    let mut held = Vec::new();
+    while let Some(pass) = memory.begin_pass().now_or_never() {
+        held.push(pass.unwrap());
+    }
+    let now = Cell::new(1);
+    let mut choosing = Box::pin(choose_with_memory(&memory, || vec![due_of(now.get())]));
+    assert!(choosing.as_mut().now_or_never().is_none(), "all memory is taken");
+    now.set(2);
+    held.clear();
+    let (pass, chosen) = choosing.await.unwrap().unwrap();
+    assert_eq!(ids_of(&chosen), [2]);
+    drop(pass);
+    // Without work there is no wait.
+    while let Some(pass) = memory.begin_pass().now_or_never() {
+        held.push(pass.unwrap());
+    }
+    let nothing = choose_with_memory(&memory, Vec::new).now_or_never();
+    assert!(nothing.unwrap().unwrap().is_none());
+}
+
+/// A shard whose pass waits for memory begins segments early for its other rounds.
+#[tokio::test(start_paused = true)]
+async fn ticks_during_a_pass_are_not_lost() {
+    let mut tick = tokio::time::interval(CLEANER_INTERVAL);
+    tick.tick().await;
+    let (ticked, ticks) = (Notify::new(), Cell::new(0));
+    let on_tick = || {
+        ticks.set(ticks.get() + 1);
+        ticked.notify_one();
+    };
+    let pass = async {
+        for _ in 0..3 {
+            ticked.notified().await;
+        }
+        7
+    };
+    let begin = Instant::now();
+    let passed = with_ticks(pass, &mut tick, on_tick);
+    let passed = tokio::time::timeout(10 * CLEANER_INTERVAL, passed).await;
+    assert_eq!((passed.ok(), ticks.get()), (Some(7), 3));
+    assert!(begin.elapsed() < 4 * CLEANER_INTERVAL, "{:?}", begin.elapsed());
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,0 +1,165 @@
+//! Thread of a node's cleaners: it decides about records, which takes most of their CPU time.
+//!
+//! It has a low priority and rests half of the time, because appends need the CPUs meanwhile. It
+//! takes no lock that an append waits for, since it may have to wait for a CPU while it has one.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use std::{io, thread};
+
+use helix_proto::compaction::Codecs;
+use helix_wal::BackgroundWorker;
+use tokio::sync::oneshot;
+
+use crate::process::{lower_thread_priority, thread_cpu_time};
+use crate::sync;
+
+type Work = Box<dyn FnOnce() + Send>;
+
+/// Thread and codecs of the cleaners of a node, which take turns.
+#[derive(Debug, Clone)]
+pub struct CleanerWorker(Arc<WorkerState>);
+
+#[derive(Debug)]
+struct WorkerState {
+    in_place: bool,
+    /// Queue of the thread, which runs from the first work on until this value is dropped.
+    queue: Mutex<Option<Sender<Work>>>,
+    /// Compressor and decompressor. Their buffers have the size of the largest batch.
+    codecs: Mutex<Option<Codecs>>,
+}
+
+impl CleanerWorker {
+    /// Creates the worker of a node. `in_place`: the callers do the work, as a simulation wants it.
+    pub fn new(in_place: bool) -> Self {
+        let (queue, codecs) = (Mutex::default(), Mutex::default());
+        Self(Arc::new(WorkerState { in_place, queue, codecs }))
+    }
+
+    /// Returns the thread for work of a log; `None` if the log does it in place.
+    pub(super) fn thread(&self) -> Option<&dyn BackgroundWorker> {
+        (!self.0.in_place).then_some(self as &dyn BackgroundWorker)
+    }
+
+    /// Does work in the order of the calls, at most a few milliseconds of it.
+    ///
+    /// # Errors
+    /// If the work panicked.
+    pub(super) async fn run<T, F>(&self, work: F) -> io::Result<T>
+    where
+        T: Send + 'static,
+        F: FnOnce() -> T + Send + 'static,
+    {
+        if self.0.in_place {
+            return Ok(work());
+        }
+        let (sender, done) = oneshot::channel();
+        // Ignored where the shard was closed meanwhile.
+        self.submit(Box::new(move || drop(sender.send(work()))));
+        done.await.map_err(io::Error::other)
+    }
+
+    /// Runs work on one batch with the codecs.
+    pub(super) fn with_codecs<T>(&self, work: impl FnOnce(&mut Codecs) -> T) -> T {
+        work(sync::lock(&self.0.codecs).get_or_insert_default())
+    }
+
+    /// Frees the buffers of the codecs.
+    ///
+    /// # Errors
+    /// As [`Self::run`].
+    pub(super) async fn clear_codecs(&self) -> io::Result<()> {
+        let worker = self.clone();
+        self.run(move || *sync::lock(&worker.0.codecs) = None).await
+    }
+}
+
+impl BackgroundWorker for CleanerWorker {
+    fn submit(&self, work: Work) {
+        let mut queue = sync::lock(&self.0.queue);
+        if queue.is_none() {
+            let warn = |error: &io::Error| tracing::warn!(%error, "cleaning without a thread");
+            *queue = start().inspect_err(warn).ok();
+        }
+        let sender = queue.clone();
+        drop(queue);
+        match sender {
+            // Ignored: the thread takes work as long as there is a sender.
+            Some(sender) => drop(sender.send(work)),
+            None => work(),
+        }
+    }
+}
+
+fn start() -> io::Result<Sender<Work>> {
+    let (sender, queue) = channel();
+    thread::Builder::new().name("cleaner".to_owned()).spawn(move || run_all(&queue))?;
+    Ok(sender)
+}
+
+fn run_all(queue: &Receiver<Work>) {
+    lower_thread_priority();
+    for work in queue {
+        let before = thread_cpu_time();
+        // Ignored: its caller finds that the work is lost, and the thread continues.
+        drop(catch_unwind(AssertUnwindSafe(work)));
+        rest(thread_cpu_time().saturating_sub(before));
+    }
+}
+
+/// Leaves the CPU to other threads, as long as the work took.
+#[allow(clippy::disallowed_methods)] // There is no condition: only time has to pass.
+fn rest(time: Duration) {
+    thread::sleep(time);
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn work_runs_in_order_and_survives_a_panic() {
+        for in_place in [false, true] {
+            let worker = CleanerWorker::new(in_place);
+            assert_eq!(worker.thread().is_none(), in_place);
+            let done = Arc::new(Mutex::new(Vec::new()));
+            let works = (0..20).map(|number| {
+                let done = done.clone();
+                worker.run(move || {
+                    sync::lock(&done).push(number);
+                    thread::current().id()
+                })
+            });
+            let ids = futures_util::future::try_join_all(works).await.unwrap();
+            assert_eq!(*sync::lock(&done), (0..20).collect::<Vec<_>>());
+            let is_here = |id: &thread::ThreadId| *id == thread::current().id();
+            assert!(ids.iter().all(|id| is_here(id) == in_place));
+        }
+        let worker = CleanerWorker::new(false);
+        worker.run::<(), _>(|| panic!("planted")).await.unwrap_err();
+        assert_eq!(worker.run(|| 7).await.unwrap(), 7);
+    }
+
+    #[tokio::test]
+    async fn the_thread_has_a_lower_priority_and_ends_with_its_node() {
+        let worker = CleanerWorker::new(false);
+        if cfg!(target_os = "linux") {
+            let nice = worker.run(|| rustix::process::getpriority_process(None)).await.unwrap();
+            assert!(nice.unwrap() >= 15, "{nice:?}");
+        }
+        let (sender, ended) = oneshot::channel::<()>();
+        worker.submit(Box::new(move || {
+            thread_local! {
+                static HELD: Cell<Option<oneshot::Sender<()>>> = const { Cell::new(None) };
+            }
+            HELD.set(Some(sender));
+        }));
+        drop(worker);
+        // Dropped by the end of the thread.
+        ended.await.unwrap_err();
+    }
+}
