@@ -403,7 +403,7 @@ fn group_measures_each_part_beside_its_reference() {
         |result| moved_in.contains(&killed(result)),
     );
     let rows = result["rows"].as_array().unwrap();
-    assert_eq!(rows.len(), 12, "{text}");
+    assert_eq!(rows.len(), 13, "{text}");
     let row = |name: &str| row_of(&result, name);
     for name in ["one member reads", "commit every second", "p50, one client", "3 clients"] {
         let ratio = number(&row(name)["value"]) / number(&row(name)["reference"]);
