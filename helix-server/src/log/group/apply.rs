@@ -18,7 +18,7 @@ type Applied = Result<(), GroupRefusal>;
 
 impl GroupTable {
     /// Applies the entry at `index`. Adds the group to `changed` if members may learn something
-    /// new, or a new assignment may be due.
+    /// new, a new assignment may be due, or the group was deleted.
     pub fn apply(
         &mut self,
         index: u64,
@@ -27,7 +27,12 @@ impl GroupTable {
     ) -> Applied {
         let name = command.group.as_str();
         let applied = self.change(index, command);
-        let Some((name, group)) = self.groups.get_key_value(name) else { return applied };
+        let Some((name, group)) = self.groups.get_key_value(name) else {
+            if applied.is_ok() && matches!(command.change, GroupChange::Delete) {
+                changed.push(name.into());
+            }
+            return applied;
+        };
         // A group without members and offsets has nothing to keep: later epochs are greater.
         let (name, is_void) = (name.clone(), group.is_void());
         if is_void {

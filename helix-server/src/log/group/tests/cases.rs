@@ -230,6 +230,24 @@ fn seek_is_refused_with_members_and_can_be_taken_back() {
 }
 
 #[test]
+fn a_deletion_changes_the_group_and_a_refused_one_does_not() {
+    let topics = offsets(&[(key(1, 0), Some(4))]);
+    let mut table = GroupTable::default();
+    let mut changed = Vec::new();
+    let mut apply = |index, change| {
+        let command = GroupCommand { group: GROUP.to_owned(), change };
+        changed.clear();
+        let applied = table.apply(index, &command, &mut changed);
+        (applied, changed.iter().map(|name| name.to_string()).collect::<Vec<_>>())
+    };
+    let commit = GroupChange::Commit { member: None, topics, at_us: 1 };
+    assert_eq!(apply(1, commit), (Ok(()), Vec::new()));
+    assert_eq!(apply(2, GroupChange::Delete), (Ok(()), vec![GROUP.to_owned()]));
+    let refused = apply(3, GroupChange::Delete);
+    assert_eq!(refused, (Err(GroupRefusal::GroupNotFound), Vec::new()));
+}
+
+#[test]
 fn history_is_bounded_and_joins_commits_of_one_member() {
     let mut log = Log::new();
     let at = key(1, 0);
