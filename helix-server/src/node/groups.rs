@@ -213,8 +213,8 @@ impl Node {
     /// Follows a member's partitions for a reader, from this node's replica of the group.
     ///
     /// # Errors
-    /// As [`Self::find_group`]; [`GroupRefusal::StaleEpoch`] for a future epoch, and
-    /// [`Error::NoLeader`] if this replica is behind and no leader answers.
+    /// As [`Self::find_group`]. [`GroupRefusal::UnknownMember`], and [`GroupRefusal::StaleEpoch`]
+    /// for a future epoch, unless the shard has no leader to ask.
     pub async fn follow_membership(
         &self,
         group: &str,
@@ -222,14 +222,27 @@ impl Node {
         epoch: u64,
     ) -> Result<ReaderMembership> {
         let shard = self.find_group(group).await?;
-        // An epoch is the index of an entry, which this replica may lack.
-        if shard.applied() < epoch {
-            self.cluster.catch_up_shard(&shard).await?;
-            if shard.applied() < epoch {
-                let current = shard.read_groups(|groups| {
-                    groups.get(group).map_or(0, ConsumerGroup::assignment_epoch)
-                });
-                return Err(Refusal::from(GroupRefusal::StaleEpoch { epoch, current }).into());
+        let current = || {
+            shard.read_groups(|groups| {
+                let group = groups.get(group)?;
+                Some(group.member_epoch(group.member(member_id)?))
+            })
+        };
+        // Either the epoch is wrong or this replica is behind. After a catch-up it has every epoch
+        // that a member was told, and a member's epochs only grow. A shard without a leader cannot
+        // be asked: its open streams continue, and so new ones begin.
+        if current().is_none_or(|it| it < epoch)
+            && self.cluster.catch_up_shard(&shard).await.is_ok()
+        {
+            let refusal = match current() {
+                None => Some(GroupRefusal::UnknownMember { member_id: member_id.to_owned() }),
+                Some(current) if current < epoch => {
+                    Some(GroupRefusal::StaleEpoch { epoch, current })
+                }
+                Some(_) => None,
+            };
+            if let Some(refusal) = refusal {
+                return Err(Refusal::from(refusal).into());
             }
         }
         let watch = shard.watch_group(group);

@@ -268,7 +268,7 @@ impl ConsumerGroup {
     }
 
     /// Returns the epoch that a member's responses have.
-    fn member_epoch(&self, member: &GroupMember) -> u64 {
+    pub fn member_epoch(&self, member: &GroupMember) -> u64 {
         self.assignment_epoch.max(member.joined_epoch)
     }
 

@@ -223,17 +223,27 @@ async fn every_node_begins_and_ends_the_reads_of_a_member() {
     for (id, node) in trio.nodes() {
         let request = FetchRequest { partitions: start.clone(), source, ..FetchRequest::default() };
         assert_eq!(values(&node.fetch_one(request).await.records), ["c"], "node {id}");
-        let membership = GroupMembership {
-            group: member.request.group.clone(),
-            member_id: member.request.member_id.clone(),
-            member_epoch: member.last.member_epoch,
-        };
-        let request = SubscribeRequest {
+        let epoch = member.last.member_epoch;
+        let subscribe = |member_id: &str, member_epoch| SubscribeRequest {
             partitions: start.clone(),
             source,
-            membership: Some(membership),
+            membership: Some(GroupMembership {
+                group: member.request.group.clone(),
+                member_id: member_id.to_owned(),
+                member_epoch,
+            }),
             ..SubscribeRequest::default()
         };
+        // The commit is a later entry of the same log, and no epoch.
+        for (member_id, epoch, expected) in [
+            ("a", epoch + 1, ErrorReason::StaleMemberEpoch),
+            ("b", epoch, ErrorReason::UnknownMember),
+            ("b", epoch + 1, ErrorReason::UnknownMember),
+        ] {
+            let refused = node.consume().subscribe(subscribe(member_id, epoch)).await.unwrap_err();
+            assert_eq!(reason(&refused), expected, "node {id}: {member_id} at {epoch}");
+        }
+        let request = subscribe("a", epoch);
         let mut stream = node.consume().subscribe(request).await.unwrap().into_inner();
         assert_eq!(next_values(&mut stream).await.unwrap(), ["c"], "node {id}");
         streams.push((id, stream));
