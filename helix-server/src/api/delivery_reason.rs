@@ -16,7 +16,7 @@ pub(super) struct DeliveryState<'a> {
     /// Member that the assignment gives it to.
     pub(super) target: Option<&'a str>,
     pub(super) has_leader: bool,
-    /// The partition is known to have no records.
+    /// The partition has no records, as its leader knows.
     pub(super) is_empty: bool,
     pub(super) offset: Option<&'a OffsetAndLag>,
 }

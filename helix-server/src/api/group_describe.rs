@@ -17,7 +17,8 @@ use super::group_offsets::{offset_and_lag, read_group};
 use super::{time, wire_shard_id};
 use crate::error::Result;
 use crate::log::{
-    CommittedRow, ConsumerGroup, OffsetEvent, OffsetEventKind, PartitionKey, SortedMap, is_pattern,
+    CommittedRow, ConsumerGroup, OffsetEvent, OffsetEventKind, PartitionKey, SortedMap, Watermarks,
+    is_pattern,
 };
 use crate::node::Node;
 use crate::shard::{MemberSession, Shard};
@@ -161,9 +162,10 @@ impl Description<'_> {
         offset: Option<&OffsetAndLag>,
     ) -> DeliveryReason {
         let located = self.node.locate_key(key);
+        // A follower's replica may lack the records.
         let is_empty = located.as_ref().is_some_and(|(_, shard, partition)| {
-            let watermarks = shard.watermarks(*partition);
-            watermarks.is_ok_and(|it| it.log_start == it.high_watermark)
+            let is_empty = |it: Watermarks| it.log_start == it.high_watermark;
+            shard.is_leader() && shard.watermarks(*partition).is_ok_and(is_empty)
         });
         let shard = located.as_ref().map(|(_, shard, _)| &**shard);
         let state = DeliveryState {

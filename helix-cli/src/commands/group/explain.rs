@@ -137,7 +137,7 @@ fn of_partition(
         }
         DeliveryStatus::Flowing => format!("is read by {owner}, whose commit is {behind}"),
         DeliveryStatus::NoNewRecords if offset.is_none() => {
-            format!("has no records yet: {owner} waits for the first one")
+            format!("has no records for {owner} to read")
         }
         DeliveryStatus::NoNewRecords => {
             format!("has no new records: {owner} has committed all of them")
@@ -298,7 +298,7 @@ mod tests {
             (S::Flowing, "m2", None, "m2, which has committed no offset yet"),
             (S::Flowing, "m2", valid(), "m2, whose commit is 1 record behind the end"),
             (S::NoNewRecords, "m2", offset(40, CommitStatus::Valid), "m2 has committed all"),
-            (S::NoNewRecords, "m2", None, "m2 waits for the first one"),
+            (S::NoNewRecords, "m2", None, "has no records for m2 to read"),
             (S::Unassigned, "", valid(), "no member, 1 record behind the end: none subscribes"),
             (S::Unassigned, "", None, "no member: none subscribes"),
             (S::WaitingForRelease, "m1", None, "m2 once m1 has released it, but that member is"),
