@@ -157,6 +157,12 @@ pub(crate) fn encode_checkpoint(membership: &StoredMembership, machine: Bytes) -
         encode_key(MACHINE_FIELD, WireType::LengthDelimited, &mut head);
         encode_varint(machine.len() as u64, &mut head);
     }
+    if !machine.is_unique() {
+        // One copy, into a buffer that does not grow a second time.
+        head.reserve_exact(machine.len());
+        head.extend_from_slice(&machine);
+        return head.into();
+    }
     let mut bytes = Vec::from(machine);
     bytes.reserve_exact(head.len());
     drop(bytes.splice(0..0, head));
@@ -183,10 +189,13 @@ mod tests {
     fn checkpoint_has_the_bytes_of_its_record() {
         for len in [0, 1, 200, 70_000] {
             let machine = Bytes::from(vec![7; len]);
-            let bytes = encode_checkpoint(&StoredMembership::default(), machine.clone());
-            let record = CheckpointRecord::decode(bytes.clone()).unwrap();
-            assert_eq!(record.machine, machine);
-            assert_eq!(record.encode_to_vec(), bytes);
+            // The first one is shared.
+            for state in [machine.clone(), Bytes::from(vec![7; len])] {
+                let bytes = encode_checkpoint(&StoredMembership::default(), state);
+                let record = CheckpointRecord::decode(bytes.clone()).unwrap();
+                assert_eq!(record.machine, machine);
+                assert_eq!(record.encode_to_vec(), bytes);
+            }
         }
     }
 
