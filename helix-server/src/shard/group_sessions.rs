@@ -1,6 +1,7 @@
 //! Sessions of the groups' members: soft state of a shard's leader.
 //! They decide what the leader proposes; apply never sees them.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -30,10 +31,24 @@ pub struct MemberSession {
 /// Part of a heartbeat that the group's state does not have.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct HeartbeatDetails {
-    /// Partitions that the application has paused.
+    /// Partitions that the application has paused. A session keeps those that the member has.
     pub paused: SortedSet<PartitionKey>,
     /// Principal whose credentials the heartbeat had, if any.
     pub principal: Option<Arc<str>>,
+}
+
+impl HeartbeatDetails {
+    /// Returns the details without paused partitions that the member was not assigned: a request
+    /// may name any.
+    fn of_assigned(&self, view: &MemberView) -> Cow<'_, Self> {
+        // The view has them in order.
+        let is_assigned = |key: &&PartitionKey| view.assigned.binary_search(key).is_ok();
+        if self.paused.iter().all(|key| is_assigned(&key)) {
+            return Cow::Borrowed(self);
+        }
+        let paused = self.paused.iter().filter(is_assigned).copied().collect();
+        Cow::Owned(Self { paused, principal: self.principal.clone() })
+    }
 }
 
 /// Sessions of one group, by member id.
@@ -60,6 +75,8 @@ impl GroupSessions {
     #[must_use]
     pub fn touch(&self, group: &str, view: &MemberView, details: &HeartbeatDetails) -> bool {
         let now = Instant::now();
+        // Before the lock.
+        let details = details.of_assigned(view);
         let mut groups = sync::lock(&self.groups);
         let members = match groups.get_mut(group) {
             Some(members) => members,
@@ -71,7 +88,7 @@ impl GroupSessions {
         }
         // Most heartbeats change none.
         let unchanged = known.map(|known| &known.details).filter(|known| ***known == *details);
-        let details = unchanged.cloned().unwrap_or_else(|| shared_details(members, details));
+        let details = unchanged.cloned().unwrap_or_else(|| shared_details(members, &details));
         let session = MemberSession {
             expires: now + Duration::from_millis(view.session_timeout_ms.into()),
             last_heartbeat: Some(now),
@@ -227,7 +244,7 @@ mod tests {
             topics: Arc::default(),
             epoch: 4,
             joined_epoch,
-            assigned: Vec::new(),
+            assigned: [0, 1].map(|number| PartitionKey { topic_id: 1, number }).to_vec(),
             pending: Vec::new(),
             session_timeout_ms: 10_000,
             is_settled: true,
@@ -257,6 +274,9 @@ mod tests {
             assert!(hear_with(&sessions, "a", 1, &details));
             assert_eq!(*sessions.of_group("g").get("a").unwrap().details, details);
         }
+        let (foreign, own) = (details(&[1, 2, 3], Some("p")), details(&[1], Some("p")));
+        assert!(hear_with(&sessions, "a", 1, &foreign));
+        assert_eq!(*sessions.of_group("g").get("a").unwrap().details, own);
     }
 
     #[tokio::test(start_paused = true)]
