@@ -17,10 +17,20 @@ pub(crate) async fn sum(admin: SocketAddr, name: &str) -> anyhow::Result<u64> {
     Ok(sum_f64(admin, name).await? as u64)
 }
 
+/// Returns a metric, summed over the labels that `is_counted` accepts: `port="a",result="b"`.
+pub(crate) async fn sum_where(
+    admin: SocketAddr,
+    name: &str,
+    is_counted: impl Fn(&str) -> bool,
+) -> anyhow::Result<u64> {
+    let page = timeout(RESPONSE_MAX, page(admin)).await.context("no response")??;
+    Ok(add(&page, name, is_counted) as u64)
+}
+
 /// Returns a metric with its fraction, summed over its labels.
 pub(crate) async fn sum_f64(admin: SocketAddr, name: &str) -> anyhow::Result<f64> {
     let page = timeout(RESPONSE_MAX, page(admin)).await.context("no response")??;
-    Ok(add(&page, name))
+    Ok(add(&page, name, |_| true))
 }
 
 /// Returns the non-zero values of a metric with one label, by the value of the label.
@@ -46,15 +56,16 @@ async fn page(admin: SocketAddr) -> anyhow::Result<String> {
     Ok(page)
 }
 
-fn add(page: &str, name: &str) -> f64 {
+fn add(page: &str, name: &str, is_counted: impl Fn(&str) -> bool) -> f64 {
     let values = page.lines().filter_map(|line| {
         let rest = line.strip_prefix(name)?;
-        let value = match rest.strip_prefix('{') {
-            Some(labels) => labels.rsplit_once('}')?.1,
-            None => rest,
+        let (labels, value) = match rest.strip_prefix('{') {
+            Some(labelled) => labelled.rsplit_once('}')?,
+            None => ("", rest),
         };
         // A metric with a longer name has more characters before the space.
-        value.strip_prefix(' ')?.trim().parse::<f64>().ok()
+        let value = value.strip_prefix(' ')?.trim().parse::<f64>().ok();
+        value.filter(|_| is_counted(labels))
     });
     values.sum()
 }
@@ -67,7 +78,8 @@ mod tests {
     fn a_metric_is_added_up_over_its_labels() {
         let page =
             "# TYPE a gauge\na{shard=\"1\"} 3\na{shard=\"2\"} 4\nab 100\na 1\nb{x=\"a\"} 9\n";
-        assert_eq!(add(page, "a"), 8.0);
-        assert_eq!(add(page, "c"), 0.0);
+        assert_eq!(add(page, "a", |_| true), 8.0);
+        assert_eq!(add(page, "a", |labels| labels != "shard=\"2\""), 4.0);
+        assert_eq!(add(page, "c", |_| true), 0.0);
     }
 }

@@ -130,11 +130,17 @@ impl NodeUnderTest {
         config.with_tls(TlsOptions::new(&self.ca))
     }
 
-    /// Waits until this many handshakes have ended, and returns their number.
+    /// Waits until this many handshakes have ended without success, and returns their number.
+    ///
+    /// Neither connections without TLS nor the handshakes of clients that are served count.
     pub(crate) async fn wait_for_handshakes(&self, count: usize) -> anyhow::Result<u64> {
         let deadline = Instant::now() + HANDSHAKES_MAX;
+        let has_failed = |labels: &str| {
+            ["succeeded", "plaintext"].iter().all(|result| !labels.contains(*result))
+        };
         loop {
-            let ended = self.metric("helix_tls_handshakes_total").await?;
+            let name = "helix_tls_handshakes_total";
+            let ended = metrics::sum_where(self.admin, name, has_failed).await?;
             if ended >= count as u64 {
                 return Ok(ended);
             }
