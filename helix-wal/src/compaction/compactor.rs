@@ -63,6 +63,8 @@ pub(crate) struct Compactor {
     job: Option<CompactionJob>,
     /// A step that has the job meanwhile.
     detached: Option<DetachedStep>,
+    /// The last job was one of a cleaning.
+    has_cleaned: bool,
     /// Replaced segments.
     pub replaced: Vec<Arc<Segment>>,
 }
@@ -75,7 +77,8 @@ impl fmt::Debug for Compactor {
 
 impl Compactor {
     pub(crate) fn new(shared: Arc<Shared>, storage: Arc<dyn Storage>) -> Self {
-        Self { shared, storage, job: None, detached: None, replaced: Vec::new() }
+        let replaced = Vec::new();
+        Self { shared, storage, job: None, detached: None, has_cleaned: false, replaced }
     }
 
     /// Does one piece of work.
@@ -160,7 +163,7 @@ impl Compactor {
     }
 
     /// Chooses segments and protects them from being freed.
-    fn begin(&self) -> Option<CompactionJob> {
+    fn begin(&mut self) -> Option<CompactionJob> {
         let options = &self.shared.options;
         let free = self.storage.free_bytes().unwrap_or(u64::MAX);
         let bounds = CompactionLimits {
@@ -172,10 +175,20 @@ impl Compactor {
         core.log.pop_slots(SLOTS_PER_STEP);
         let candidates = candidates(&core.log);
         let mut cleaning = None;
+        let has_cleaned = std::mem::take(&mut self.has_cleaned);
         let CompactionChoice { ids, gathers } = match &core.cleaning {
             Some(Cleaning { request, left }) if !left.is_empty() => {
-                cleaning = Some((Arc::clone(&request.filter), request.below.clone()));
-                choose_listed(&candidates, left, bounds)?
+                // In turn, because a cleaning may take long. It rewrites its own segments anyway.
+                let is_other = |c: &&CompactionCandidate| !left.contains(&c.id);
+                let others: Vec<_> = candidates.iter().filter(is_other).copied().collect();
+                let other = if has_cleaned { choose(&others, bounds) } else { None };
+                if let Some(other) = other {
+                    other
+                } else {
+                    self.has_cleaned = true;
+                    cleaning = Some((Arc::clone(&request.filter), request.below.clone()));
+                    choose_listed(&candidates, left, bounds)?
+                }
             }
             _ => choose(&candidates, bounds)?,
         };

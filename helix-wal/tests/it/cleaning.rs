@@ -285,6 +285,37 @@ fn a_step_on_another_thread_does_not_stop_the_log() {
 }
 
 #[test]
+fn other_segments_are_compacted_during_a_cleaning() {
+    let mut log = filled();
+    let filter = Arc::new(Detached::default());
+    let done = clean(&log.wal(), filter.clone(), &BELOW);
+    log.finish_work();
+    // Half of each new segment is dead, and the cleaning has none of them.
+    for round in 0..200 {
+        log.append(4 + round % 2, 1500);
+    }
+    log.checkpoint_and_purge();
+    log.drop_stream(4);
+    log.finish_work();
+    let segments = |log: &CompactedLog| -> Vec<u64> {
+        log.wal().stream_rows(5).iter().map(|row| row.segment).collect()
+    };
+    let before = segments(&log);
+    let mut is_compacted = false;
+    while let Some(work) = filter.take() {
+        is_compacted |= segments(&log) != before;
+        work();
+        log.finish_work();
+    }
+    done.try_recv().unwrap().unwrap();
+    assert!(is_compacted, "only after the cleaning");
+    expect_thirds(&mut log);
+    log.check();
+    log.reopen();
+    log.check();
+}
+
+#[test]
 fn a_lost_step_poisons_the_log() {
     let mut log = filled();
     let filter = Arc::new(Detached::default());
