@@ -17,6 +17,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use tracing::{debug, warn};
 
@@ -46,7 +47,7 @@ pub(crate) enum CompactionStep {
     Nothing,
     /// This many bytes were read or written, and there is more to do.
     More(u64),
-    /// A step runs on another thread, which wakes the keeper.
+    /// A step runs on another thread, and is polled for its end.
     Detached,
     /// Waits for disk space.
     NoSpace,
@@ -104,7 +105,7 @@ impl Compactor {
         if let Some(filter) = job.judging_filter()
             && let Some(worker) = filter.worker()
         {
-            self.detached = Some(DetachedStep::start(&self.shared, worker, job));
+            self.detached = Some(DetachedStep::start(worker, job));
             return Ok(CompactionStep::Detached);
         }
         let advanced = self.advance(&mut job);
@@ -155,10 +156,10 @@ impl Compactor {
         }
     }
 
-    /// Waits for a step on another thread, whose job has files of the log.
-    pub(crate) fn finish_detached(&mut self) {
+    /// Ends a step on another thread, whose job has files of the log.
+    pub(crate) fn cancel_detached(&mut self) {
         if let Some(detached) = self.detached.take() {
-            detached.wait();
+            detached.cancel();
         }
     }
 
@@ -214,7 +215,7 @@ impl Compactor {
             return self.read_shares(job, at);
         }
         if !job.loaded.is_empty() {
-            return Ok(job.filter_some());
+            return Ok(job.filter_some(&AtomicBool::new(false)));
         }
         if !job.wanted.is_empty() {
             return job.read_some(self.read_mode());

@@ -20,8 +20,8 @@ pub trait EntryFilter: Send + Sync {
 
     /// Returns the thread that judges the entries; `None` for that of the keeper.
     ///
-    /// It should have a lower priority than the threads of appends. It takes no lock that they wait
-    /// for, except for a moment at its end.
+    /// It should have a lower priority than the threads of appends. It takes none of the log's
+    /// locks.
     fn worker(&self) -> Option<&dyn BackgroundWorker> {
         None
     }

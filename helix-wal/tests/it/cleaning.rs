@@ -63,16 +63,24 @@ type Work = Box<dyn FnOnce() + Send>;
 
 /// [`Thirds`] with a worker that keeps its work for the test.
 #[derive(Default)]
-struct Detached(Mutex<VecDeque<Work>>);
+struct Detached {
+    queue: Mutex<VecDeque<Work>>,
+    /// Called by the next call of the filter.
+    on_filter: Mutex<Option<Work>>,
+}
 
 impl Detached {
     fn take(&self) -> Option<Work> {
-        self.0.lock().unwrap().pop_front()
+        self.queue.lock().unwrap().pop_front()
     }
 }
 
 impl EntryFilter for Detached {
     fn filter(&self, placement: &Placement, entry: &Entry) -> Result<FilteredEntry, String> {
+        let on_filter = self.on_filter.lock().unwrap().take();
+        if let Some(on_filter) = on_filter {
+            on_filter();
+        }
         Thirds.filter(placement, entry)
     }
 
@@ -83,7 +91,7 @@ impl EntryFilter for Detached {
 
 impl BackgroundWorker for Detached {
     fn submit(&self, work: Work) {
-        self.0.lock().unwrap().push_back(work);
+        self.queue.lock().unwrap().push_back(work);
     }
 }
 
@@ -333,25 +341,43 @@ fn a_lost_step_poisons_the_log() {
 
 /// Otherwise the step could remove files of the same names after the log is opened again.
 #[test]
-fn a_closed_log_waits_for_its_step() {
+fn a_closed_log_waits_for_a_step_that_has_begun() {
+    let mut log = filled();
+    let filter = Arc::new(Detached::default());
+    let done = clean(&log.wal(), filter.clone(), &BELOW);
+    log.finish_work();
+    let (begun, has_begun) = channel();
+    let (ended, has_ended) = channel();
+    *filter.on_filter.lock().unwrap() = Some(Box::new(move || {
+        begun.send(()).unwrap();
+        // A keeper that does not wait is faster.
+        (0..10_000).for_each(|_| std::thread::yield_now());
+        ended.send(()).unwrap();
+    }));
+    let worker = std::thread::spawn(filter.take().unwrap());
+    has_begun.recv().unwrap();
+    log.wal().close();
+    assert_eq!(log.manual().step_keeper(), NextStep::Done);
+    has_ended.try_recv().unwrap();
+    assert!(matches!(done.try_recv().unwrap(), Err(Error::Closed)));
+    worker.join().unwrap();
+    log.reopen();
+    log.check();
+}
+
+/// The worker does the steps of other logs first, which may take long.
+#[test]
+fn a_closed_log_takes_back_a_step_that_has_not_begun() {
     let mut log = filled();
     let filter = Arc::new(Detached::default());
     let done = clean(&log.wal(), filter.clone(), &BELOW);
     log.finish_work();
     let work = filter.take().unwrap();
-    let (started, has_started) = channel();
-    let worker = std::thread::spawn(move || {
-        // A keeper that does not wait is faster.
-        (0..10_000).for_each(|_| std::thread::yield_now());
-        started.send(()).unwrap();
-        work();
-    });
     log.wal().close();
     assert_eq!(log.manual().step_keeper(), NextStep::Done);
-    has_started.try_recv().unwrap();
     assert!(matches!(done.try_recv().unwrap(), Err(Error::Closed)));
-    worker.join().unwrap();
     log.reopen();
+    work();
     log.check();
 }
 
