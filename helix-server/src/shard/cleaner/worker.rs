@@ -1,7 +1,7 @@
 //! Thread of a node's cleaners: it decides about records, which takes most of their CPU time.
 //!
 //! It has a low priority and rests half of the time, because appends need the CPUs meanwhile. It
-//! takes no lock that an append waits for, since it may have to wait for a CPU while it has one.
+//! takes none of the log's locks, since it may have to wait for a CPU while it has one.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -63,7 +63,12 @@ impl CleanerWorker {
 
     /// Runs work on one batch with the codecs.
     pub(super) fn with_codecs<T>(&self, work: impl FnOnce(&mut Codecs) -> T) -> T {
-        work(sync::lock(&self.0.codecs).get_or_insert_default())
+        // Work that panics loses them, and they may be half changed then.
+        let taken = sync::lock(&self.0.codecs).take();
+        let mut codecs = taken.unwrap_or_default();
+        let done = work(&mut codecs);
+        *sync::lock(&self.0.codecs) = Some(codecs);
+        done
     }
 
     /// Frees the buffers of the codecs.
@@ -140,8 +145,10 @@ mod tests {
             assert!(ids.iter().all(|id| is_here(id) == in_place));
         }
         let worker = CleanerWorker::new(false);
-        worker.run::<(), _>(|| panic!("planted")).await.unwrap_err();
-        assert_eq!(worker.run(|| 7).await.unwrap(), 7);
+        let other = worker.clone();
+        worker.run::<(), _>(move || other.with_codecs(|_| panic!("planted"))).await.unwrap_err();
+        let other = worker.clone();
+        assert_eq!(worker.run(move || other.with_codecs(|_| 7)).await.unwrap(), 7);
     }
 
     #[tokio::test]
