@@ -5,7 +5,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 use std::{io, thread};
 
@@ -25,8 +25,9 @@ pub struct CleanerWorker(Arc<WorkerState>);
 #[derive(Debug)]
 struct WorkerState {
     in_place: bool,
-    /// Queue of the thread, which runs from the first work on until this value is dropped.
-    queue: Mutex<Option<Sender<Work>>>,
+    /// Queue of the thread, which runs from the first work on until this value is dropped; `None`
+    /// if it cannot be started.
+    queue: OnceLock<Option<Sender<Work>>>,
     /// Compressor and decompressor. Their buffers have the size of the largest batch.
     codecs: Mutex<Option<Codecs>>,
 }
@@ -34,7 +35,7 @@ struct WorkerState {
 impl CleanerWorker {
     /// Creates the worker of a node. `in_place`: the callers do the work, as a simulation wants it.
     pub fn new(in_place: bool) -> Self {
-        let (queue, codecs) = (Mutex::default(), Mutex::default());
+        let (queue, codecs) = (OnceLock::new(), Mutex::default());
         Self(Arc::new(WorkerState { in_place, queue, codecs }))
     }
 
@@ -83,17 +84,11 @@ impl CleanerWorker {
 
 impl BackgroundWorker for CleanerWorker {
     fn submit(&self, work: Work) {
-        let mut queue = sync::lock(&self.0.queue);
-        if queue.is_none() {
-            let warn = |error: &io::Error| tracing::warn!(%error, "cleaning without a thread");
-            *queue = start().inspect_err(warn).ok();
-        }
-        let sender = queue.clone();
-        drop(queue);
-        match sender {
+        let warn = |error: &io::Error| tracing::warn!(%error, "cleaning without a thread");
+        match self.0.queue.get_or_init(|| start().inspect_err(warn).ok()) {
             // Ignored: the thread takes work as long as there is a sender.
             Some(sender) => drop(sender.send(work)),
-            None => work(),
+            None => run_one(work),
         }
     }
 }
@@ -108,10 +103,14 @@ fn run_all(queue: &Receiver<Work>) {
     lower_thread_priority();
     for work in queue {
         let before = thread_cpu_time();
-        // Ignored: its caller finds that the work is lost, and the thread continues.
-        drop(catch_unwind(AssertUnwindSafe(work)));
+        run_one(work);
         rest(thread_cpu_time().saturating_sub(before));
     }
+}
+
+fn run_one(work: Work) {
+    // Ignored: its caller finds that the work is lost, and the thread continues.
+    drop(catch_unwind(AssertUnwindSafe(work)));
 }
 
 /// Leaves the CPU to other threads, as long as the work took.
@@ -149,6 +148,15 @@ mod tests {
         worker.run::<(), _>(move || other.with_codecs(|_| panic!("planted"))).await.unwrap_err();
         let other = worker.clone();
         assert_eq!(worker.run(move || other.with_codecs(|_| 7)).await.unwrap(), 7);
+    }
+
+    #[tokio::test]
+    async fn work_survives_a_panic_without_a_thread() {
+        let (queue, codecs) = (OnceLock::from(None), Mutex::default());
+        let worker = CleanerWorker(Arc::new(WorkerState { in_place: false, queue, codecs }));
+        worker.run::<(), _>(|| panic!("planted")).await.unwrap_err();
+        let id = worker.run(|| thread::current().id()).await.unwrap();
+        assert_eq!(id, thread::current().id());
     }
 
     #[tokio::test]
