@@ -72,13 +72,14 @@ impl CleanerWorker {
         done
     }
 
-    /// Frees the buffers of the codecs.
-    ///
-    /// # Errors
-    /// As [`Self::run`].
-    pub(super) async fn clear_codecs(&self) -> io::Result<()> {
+    /// Frees the buffers of the codecs after the work that is queued.
+    pub(super) fn clear_codecs(&self) {
+        if self.0.in_place {
+            *sync::lock(&self.0.codecs) = None;
+            return;
+        }
         let worker = self.clone();
-        self.run(move || *sync::lock(&worker.0.codecs) = None).await
+        self.submit(Box::new(move || *sync::lock(&worker.0.codecs) = None));
     }
 }
 
