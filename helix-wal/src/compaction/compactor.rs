@@ -125,7 +125,7 @@ impl Compactor {
             }
             Ok(CompactionStep::Refused) => {
                 let error = Error::Unusable(job.refusal.take().unwrap_or_default());
-                self.give_up(&job, &error);
+                self.give_up(job, &error);
                 Ok(CompactionStep::Refused)
             }
             Ok(step) => {
@@ -143,7 +143,7 @@ impl Compactor {
                 | Error::Damaged { .. }
                 | Error::Io { .. }),
             ) => {
-                self.give_up(&job, &error);
+                self.give_up(job, &error);
                 Ok(CompactionStep::NoSpace)
             }
             Err(error) => {
@@ -241,9 +241,9 @@ impl Compactor {
     }
 
     /// Releases the inputs. The new files are removed with the job.
-    fn give_up(&self, job: &CompactionJob, error: &Error) {
+    fn give_up(&self, mut job: CompactionJob, error: &Error) {
         warn!(%error, "gave up a compaction");
-        if job.cleaning.is_some() {
+        if job.cleaning.take().is_some() {
             let cleaning = self.shared.lock().cleaning.take();
             if let Some(cleaning) = cleaning {
                 cleaning.request.finish(Err(error.clone()));

@@ -87,6 +87,9 @@ pub(crate) struct Cleaning {
 
 impl CleanRequest {
     pub(crate) fn finish(self, result: Result<(), Error>) {
-        (self.done)(result);
+        let Self { filter, below, dirty, marks, done } = self;
+        // First, so that the caller has the last reference to the filter, which may be large.
+        drop((filter, below, dirty, marks));
+        done(result);
     }
 }
