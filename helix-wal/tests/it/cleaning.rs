@@ -399,6 +399,21 @@ fn streams_trimmed_during_a_step_stay_trimmed() {
 }
 
 #[test]
+fn a_step_that_judges_no_entry_stays_in_place() {
+    let mut log = filled();
+    let filter = Arc::new(Detached::default());
+    let done = clean(&log.wal(), filter.clone(), &[(1, 90)]);
+    log.finish_work();
+    let work = filter.take().unwrap();
+    log.retain(1, 10);
+    work();
+    log.finish_work();
+    assert!(filter.take().is_none());
+    done.try_recv().unwrap().unwrap();
+    log.check_streams();
+}
+
+#[test]
 fn a_log_that_is_poisoned_during_a_step_ends_without_it() {
     let mut log = filled();
     let filter = Arc::new(Detached::default());
