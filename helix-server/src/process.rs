@@ -20,16 +20,24 @@ pub(crate) fn thread_cpu_time() -> Duration {
     Duration::new(seconds, u32::try_from(time.tv_nsec).unwrap_or(0))
 }
 
-/// Nice value of background threads. Beside one busy thread per CPU they get 3 % of it.
+/// Added to the nice value of background threads. Beside one busy thread per CPU they get 3 % of
+/// it, whatever the value of the process is. No value is greater than [`NICE_MAX`].
 const BACKGROUND_NICE: i32 = 15;
+const NICE_MAX: i32 = 19;
+
+/// Returns the nice value of background threads, from that of the others.
+pub(crate) fn background_nice(nice: i32) -> i32 {
+    NICE_MAX.min(nice + BACKGROUND_NICE)
+}
 
 /// Lets other threads have the CPU before the calling one, permanently.
 ///
 /// Linux has a priority for each thread. Elsewhere the whole process would get this one.
 pub(crate) fn lower_thread_priority() {
     if cfg!(target_os = "linux") {
+        let nice = rustix::process::getpriority_process(None).unwrap_or(0);
         // Ignored: the thread then competes with the others.
-        let _ = rustix::process::setpriority_process(None, BACKGROUND_NICE);
+        let _ = rustix::process::setpriority_process(None, background_nice(nice));
     }
 }
 

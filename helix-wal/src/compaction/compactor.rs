@@ -17,6 +17,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use tracing::{debug, warn};
 
@@ -46,7 +47,7 @@ pub(crate) enum CompactionStep {
     Nothing,
     /// This many bytes were read or written, and there is more to do.
     More(u64),
-    /// A step runs on another thread, which wakes the keeper.
+    /// A step runs on another thread, and is polled for its end.
     Detached,
     /// Waits for disk space.
     NoSpace,
@@ -63,6 +64,8 @@ pub(crate) struct Compactor {
     job: Option<CompactionJob>,
     /// A step that has the job meanwhile.
     detached: Option<DetachedStep>,
+    /// The last job was one of a cleaning.
+    has_cleaned: bool,
     /// Replaced segments.
     pub replaced: Vec<Arc<Segment>>,
 }
@@ -75,7 +78,8 @@ impl fmt::Debug for Compactor {
 
 impl Compactor {
     pub(crate) fn new(shared: Arc<Shared>, storage: Arc<dyn Storage>) -> Self {
-        Self { shared, storage, job: None, detached: None, replaced: Vec::new() }
+        let replaced = Vec::new();
+        Self { shared, storage, job: None, detached: None, has_cleaned: false, replaced }
     }
 
     /// Does one piece of work.
@@ -101,7 +105,7 @@ impl Compactor {
         if let Some(filter) = job.judging_filter()
             && let Some(worker) = filter.worker()
         {
-            self.detached = Some(DetachedStep::start(&self.shared, worker, job));
+            self.detached = Some(DetachedStep::start(worker, job));
             return Ok(CompactionStep::Detached);
         }
         let advanced = self.advance(&mut job);
@@ -121,7 +125,7 @@ impl Compactor {
             }
             Ok(CompactionStep::Refused) => {
                 let error = Error::Unusable(job.refusal.take().unwrap_or_default());
-                self.give_up(&job, &error);
+                self.give_up(job, &error);
                 Ok(CompactionStep::Refused)
             }
             Ok(step) => {
@@ -139,7 +143,7 @@ impl Compactor {
                 | Error::Damaged { .. }
                 | Error::Io { .. }),
             ) => {
-                self.give_up(&job, &error);
+                self.give_up(job, &error);
                 Ok(CompactionStep::NoSpace)
             }
             Err(error) => {
@@ -152,15 +156,15 @@ impl Compactor {
         }
     }
 
-    /// Waits for a step on another thread, whose job has files of the log.
-    pub(crate) fn finish_detached(&mut self) {
+    /// Ends a step on another thread, whose job has files of the log.
+    pub(crate) fn cancel_detached(&mut self) {
         if let Some(detached) = self.detached.take() {
-            detached.wait();
+            detached.cancel();
         }
     }
 
     /// Chooses segments and protects them from being freed.
-    fn begin(&self) -> Option<CompactionJob> {
+    fn begin(&mut self) -> Option<CompactionJob> {
         let options = &self.shared.options;
         let free = self.storage.free_bytes().unwrap_or(u64::MAX);
         let bounds = CompactionLimits {
@@ -172,10 +176,20 @@ impl Compactor {
         core.log.pop_slots(SLOTS_PER_STEP);
         let candidates = candidates(&core.log);
         let mut cleaning = None;
+        let has_cleaned = std::mem::take(&mut self.has_cleaned);
         let CompactionChoice { ids, gathers } = match &core.cleaning {
             Some(Cleaning { request, left }) if !left.is_empty() => {
-                cleaning = Some((Arc::clone(&request.filter), request.below.clone()));
-                choose_listed(&candidates, left, bounds)?
+                // In turn, because a cleaning may take long. It rewrites its own segments anyway.
+                let is_other = |c: &&CompactionCandidate| !left.contains(&c.id);
+                let others: Vec<_> = candidates.iter().filter(is_other).copied().collect();
+                let other = if has_cleaned { choose(&others, bounds) } else { None };
+                if let Some(other) = other {
+                    other
+                } else {
+                    self.has_cleaned = true;
+                    cleaning = Some((Arc::clone(&request.filter), request.below.clone()));
+                    choose_listed(&candidates, left, bounds)?
+                }
             }
             _ => choose(&candidates, bounds)?,
         };
@@ -201,7 +215,7 @@ impl Compactor {
             return self.read_shares(job, at);
         }
         if !job.loaded.is_empty() {
-            return Ok(job.filter_some());
+            return Ok(job.filter_some(&AtomicBool::new(false)));
         }
         if !job.wanted.is_empty() {
             return job.read_some(self.read_mode());
@@ -227,9 +241,9 @@ impl Compactor {
     }
 
     /// Releases the inputs. The new files are removed with the job.
-    fn give_up(&self, job: &CompactionJob, error: &Error) {
+    fn give_up(&self, mut job: CompactionJob, error: &Error) {
         warn!(%error, "gave up a compaction");
-        if job.cleaning.is_some() {
+        if job.cleaning.take().is_some() {
             let cleaning = self.shared.lock().cleaning.take();
             if let Some(cleaning) = cleaning {
                 cleaning.request.finish(Err(error.clone()));

@@ -1,39 +1,48 @@
 //! Judging entries on another thread: that takes most of the CPU time of a cleaning.
 
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
+use std::sync::{Arc, Mutex};
 
 use crate::compaction::compactor::CompactionStep;
 use crate::compaction::job::CompactionJob;
 use crate::error::Error;
-use crate::shared::Shared;
 use crate::shared::cleaning::BackgroundWorker;
-use crate::shared::signal::WalThread;
+use crate::sync::IgnorePoison;
 
 /// A job and the result of its step.
 type SteppedJob = (CompactionJob, CompactionStep);
 
-/// A step that runs on another thread, which has the job until then.
-pub(super) struct DetachedStep(Receiver<SteppedJob>);
+/// A step that runs on another thread, which has the job from its begin to its end.
+pub(super) struct DetachedStep {
+    step: Arc<JudgingStep>,
+    stepped: Receiver<SteppedJob>,
+}
+
+/// The part of a step that both threads have.
+struct JudgingStep {
+    /// The job until the step begins.
+    job: Mutex<Option<CompactionJob>>,
+    /// The result is not needed.
+    is_cancelled: AtomicBool,
+}
 
 impl DetachedStep {
-    /// Lets a worker judge loaded entries. It wakes the keeper at the end.
-    pub(super) fn start(
-        shared: &Arc<Shared>,
-        worker: &dyn BackgroundWorker,
-        job: CompactionJob,
-    ) -> Self {
-        let (sender, receiver) = channel();
-        let keeper = JobSender { sender: Some(sender), shared: Arc::clone(shared) };
-        worker.submit(Box::new(move || judge(keeper, job)));
-        Self(receiver)
+    /// Lets a worker judge loaded entries.
+    pub(super) fn start(worker: &dyn BackgroundWorker, job: CompactionJob) -> Self {
+        let (job, is_cancelled) = (Mutex::new(Some(job)), AtomicBool::new(false));
+        let step = Arc::new(JudgingStep { job, is_cancelled });
+        let (sender, stepped) = channel();
+        let begun = Arc::clone(&step);
+        worker.submit(Box::new(move || judge(&begun, &sender)));
+        Self { step, stepped }
     }
 
-    /// Returns the job and its result; `None` while the step runs.
+    /// Returns the job and its result; `None` while the step waits or runs.
     ///
     /// Fails if the step panicked or was never run.
     pub(super) fn poll(&self, directory: &str) -> Result<Option<SteppedJob>, Error> {
-        match self.0.try_recv() {
+        match self.stepped.try_recv() {
             Ok(stepped) => Ok(Some(stepped)),
             Err(TryRecvError::Empty) => Ok(None),
             Err(TryRecvError::Disconnected) => {
@@ -44,39 +53,27 @@ impl DetachedStep {
         }
     }
 
-    /// Waits for the end of the step, and drops the job.
-    pub(super) fn wait(self) {
-        // Ignored: a lost job needs no wait.
-        drop(self.0.recv());
-    }
-}
-
-/// Runs the step. The job is dropped before the sender, also in a panic, so that no file of it is
-/// removed once the keeper has learned of the end.
-fn judge(keeper: JobSender, mut job: CompactionJob) {
-    let step = job.filter_some();
-    keeper.send((job, step));
-}
-
-/// Returns a job to the keeper, and wakes the keeper even if the job is lost.
-struct JobSender {
-    sender: Option<Sender<SteppedJob>>,
-    shared: Arc<Shared>,
-}
-
-impl JobSender {
-    fn send(self, stepped: SteppedJob) {
-        if let Some(sender) = &self.sender {
-            // Ignored: a keeper ends only after the step.
-            drop(sender.send(stepped));
+    /// Drops the job: before the step begins, or at its end, which this waits for.
+    pub(super) fn cancel(self) {
+        self.step.is_cancelled.store(true, Ordering::Relaxed);
+        if self.step.take_job().is_none() {
+            // Ignored: a lost job needs no wait.
+            drop(self.stepped.recv());
         }
     }
 }
 
-impl Drop for JobSender {
-    fn drop(&mut self) {
-        // First, so that a woken keeper finds that the job is lost.
-        self.sender = None;
-        self.shared.raise(WalThread::Keeper);
+impl JudgingStep {
+    fn take_job(&self) -> Option<CompactionJob> {
+        self.job.lock().ignore_poison().take()
     }
+}
+
+/// Runs the step. It has dropped the job before the sender, also in a panic, so that no file of it
+/// is removed once the keeper has learned of the end.
+fn judge(begun: &JudgingStep, sender: &Sender<SteppedJob>) {
+    let Some(mut job) = begun.take_job() else { return };
+    let step = job.filter_some(&begun.is_cancelled);
+    // Ignored: a keeper ends only after the step.
+    drop(sender.send((job, step)));
 }

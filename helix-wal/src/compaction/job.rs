@@ -102,8 +102,7 @@ impl CompactionJob {
 
     /// Returns the filter of a cleaning if the next step judges entries.
     pub(super) fn judging_filter(&self) -> Option<Arc<dyn EntryFilter>> {
-        let (filter, _) = self.cleaning.as_ref()?;
-        (!self.loaded.is_empty()).then(|| Arc::clone(filter))
+        self.loaded.iter().find_map(|(moving, _)| self.filter_of(&moving.placement)).cloned()
     }
 
     /// Returns whether a segment is one of those that are rewritten.

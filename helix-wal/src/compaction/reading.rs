@@ -1,5 +1,7 @@
 //! Reading: finds the live entries of the inputs, and loads them into memory, a window at a time.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use bytes::Bytes;
 
 use crate::compaction::compactor::{CompactionStep, Compactor, STEP_BYTES};
@@ -122,8 +124,9 @@ impl CompactionJob {
         Ok(CompactionStep::More(bytes))
     }
 
-    /// Passes entries through the filter, as many as one step may decompress.
-    pub(super) fn filter_some(&mut self) -> CompactionStep {
+    /// Passes entries through the filter, as many as one step may decompress. Ends early if it is
+    /// cancelled.
+    pub(super) fn filter_some(&mut self, is_cancelled: &AtomicBool) -> CompactionStep {
         let mut work = 0;
         while let Some((moving, mut entry)) = self.loaded.pop_front() {
             if let Some(filter) = self.filter_of(&moving.placement) {
@@ -144,7 +147,7 @@ impl CompactionJob {
             entry.head = Bytes::copy_from_slice(&entry.head);
             entry.payload.bytes = Bytes::copy_from_slice(&entry.payload.bytes);
             self.window.push_back((moving, entry));
-            if work >= STEP_BYTES {
+            if work >= STEP_BYTES || is_cancelled.load(Ordering::Relaxed) {
                 break;
             }
         }

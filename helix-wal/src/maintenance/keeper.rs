@@ -50,6 +50,9 @@ const READER_TIMEOUT: Duration = Duration::from_secs(10);
 const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 /// Minimum interval between two searches for segments to compact.
 const CHECK_INTERVAL: Duration = Duration::from_millis(10);
+/// Interval at which a step on another thread is polled. That thread wakes no keeper: it has a low
+/// priority, and the log would wait for a lock that it has.
+const DETACHED_INTERVAL: Duration = Duration::from_millis(2);
 /// Number of entries copied per lock acquisition.
 const ENTRIES_PER_LOCK: usize = 2048;
 
@@ -214,7 +217,7 @@ impl Keeper {
                 self.compact_at = now + CHECK_INTERVAL;
                 return Ok(NextStep::Idle);
             }
-            CompactionStep::Detached => return Ok(NextStep::Idle),
+            CompactionStep::Detached => return Ok(NextStep::After(DETACHED_INTERVAL)),
             CompactionStep::More(bytes) => self.pause(bytes, rate),
             CompactionStep::NoSpace | CompactionStep::Refused => RETRY_INTERVAL,
             CompactionStep::Done => {
@@ -539,7 +542,7 @@ impl Keeper {
 
     fn end(&mut self) {
         self.ended = true;
-        self.compactor.finish_detached();
+        self.compactor.cancel_detached();
         let cleaning = self.shared.lock().cleaning.take();
         if let Some(cleaning) = cleaning {
             cleaning.request.finish(Err(Error::Closed));

@@ -20,8 +20,8 @@ pub trait EntryFilter: Send + Sync {
 
     /// Returns the thread that judges the entries; `None` for that of the keeper.
     ///
-    /// It should have a lower priority than the threads of appends. It takes no lock that they wait
-    /// for, except for a moment at its end.
+    /// It should have a lower priority than the threads of appends. It takes none of the log's
+    /// locks.
     fn worker(&self) -> Option<&dyn BackgroundWorker> {
         None
     }
@@ -87,6 +87,9 @@ pub(crate) struct Cleaning {
 
 impl CleanRequest {
     pub(crate) fn finish(self, result: Result<(), Error>) {
-        (self.done)(result);
+        let Self { filter, below, dirty, marks, done } = self;
+        // First, so that the caller has the last reference to the filter, which may be large.
+        drop((filter, below, dirty, marks));
+        done(result);
     }
 }

@@ -6,11 +6,13 @@ use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
+use helix_wal::storage::{Fault, Operation};
 use helix_wal::{
-    BackgroundWorker, CleanMark, CleanRequest, Entry, EntryFilter, Error, FilteredEntry, NextStep,
-    Options, Payload, Placement, ReadMode, StoredEntry, Wal,
+    BackgroundWorker, CleanMark, CleanRequest, Entry, EntryFilter, Error, FilteredEntry, LogId,
+    NextStep, Options, Payload, Placement, ReadMode, StoredEntry, Wal,
 };
 
+use crate::common::entry;
 use crate::compaction::{CompactedLog, options};
 
 /// Removes every third entry of a stream, and shrinks every third.
@@ -63,16 +65,24 @@ type Work = Box<dyn FnOnce() + Send>;
 
 /// [`Thirds`] with a worker that keeps its work for the test.
 #[derive(Default)]
-struct Detached(Mutex<VecDeque<Work>>);
+struct Detached {
+    queue: Mutex<VecDeque<Work>>,
+    /// Called by the next call of the filter.
+    on_filter: Mutex<Option<Work>>,
+}
 
 impl Detached {
     fn take(&self) -> Option<Work> {
-        self.0.lock().unwrap().pop_front()
+        self.queue.lock().unwrap().pop_front()
     }
 }
 
 impl EntryFilter for Detached {
     fn filter(&self, placement: &Placement, entry: &Entry) -> Result<FilteredEntry, String> {
+        let on_filter = self.on_filter.lock().unwrap().take();
+        if let Some(on_filter) = on_filter {
+            on_filter();
+        }
         Thirds.filter(placement, entry)
     }
 
@@ -83,7 +93,7 @@ impl EntryFilter for Detached {
 
 impl BackgroundWorker for Detached {
     fn submit(&self, work: Work) {
-        self.0.lock().unwrap().push_back(work);
+        self.queue.lock().unwrap().push_back(work);
     }
 }
 
@@ -285,6 +295,143 @@ fn a_step_on_another_thread_does_not_stop_the_log() {
 }
 
 #[test]
+fn other_segments_are_compacted_during_a_cleaning() {
+    let mut log = filled();
+    let filter = Arc::new(Detached::default());
+    let done = clean(&log.wal(), filter.clone(), &BELOW);
+    log.finish_work();
+    // Most of each new segment is dead, and the cleaning has none of them.
+    for round in 0..200 {
+        log.append(4 + round % 4, 1500);
+    }
+    log.checkpoint_and_purge();
+    for stream in [4, 6, 7] {
+        log.drop_stream(stream);
+    }
+    log.finish_work();
+    let segments = |log: &CompactedLog| -> Vec<u64> {
+        log.wal().stream_rows(5).iter().map(|row| row.segment).collect()
+    };
+    let before = segments(&log);
+    let mut is_compacted = false;
+    while let Some(work) = filter.take() {
+        is_compacted |= segments(&log) != before;
+        work();
+        log.finish_work();
+    }
+    done.try_recv().unwrap().unwrap();
+    assert!(is_compacted, "only after the cleaning");
+    expect_thirds(&mut log);
+    log.check_streams();
+    log.reopen();
+    log.check_streams();
+}
+
+#[test]
+fn a_crash_beside_a_step_on_another_thread_loses_no_entry_that_stays() {
+    for case in 0.. {
+        // The last step is judged and not collected, or runs too late.
+        let (steps, is_judged) = (case / 2, case % 2 == 1);
+        let mut log = filled();
+        let original = log.kept.clone();
+        let filter = Arc::new(Detached::default());
+        let done = clean(&log.wal(), filter.clone(), &BELOW);
+        log.finish_work();
+        for _ in 0..steps {
+            if let Some(work) = filter.take() {
+                work();
+                log.finish_work();
+            }
+        }
+        let is_done = done.try_recv().is_ok();
+        let mut last = filter.take();
+        if is_judged && let Some(work) = last.take() {
+            work();
+        }
+        log.reopen();
+        if let Some(work) = last {
+            work();
+        }
+        let is_changed = expect_old_or_new(&log, &original);
+        assert_eq!(is_changed, steps > 0);
+        assert_eq!(log.wal().cleaned_upto(), if is_changed { log.index } else { 0 });
+        assert_eq!(log.wal().clean_marks().is_empty(), !is_done);
+        let done = clean(&log.wal(), Arc::new(Thirds), &BELOW);
+        log.finish_work();
+        done.try_recv().unwrap().unwrap();
+        expect_thirds(&mut log);
+        log.check();
+        if is_done {
+            assert!(steps > 1);
+            break;
+        }
+        assert!(steps < 500, "it never ends");
+    }
+}
+
+#[test]
+fn streams_trimmed_during_a_step_stay_trimmed() {
+    let mut log = filled();
+    let filter = Arc::new(Detached::default());
+    let done = clean(&log.wal(), filter.clone(), &BELOW);
+    log.finish_work();
+    // All that is cleaned of one stream, and a part of the other.
+    let mut trims = [(1, 10), (2, 40)].into_iter();
+    while let Some(work) = filter.take() {
+        if let Some((stream, entries)) = trims.next() {
+            log.retain(stream, entries);
+        }
+        work();
+        log.finish_work();
+    }
+    done.try_recv().unwrap().unwrap();
+    assert!(trims.next().is_none());
+    expect_thirds(&mut log);
+    for reopened in [false, true] {
+        if reopened {
+            log.reopen();
+        }
+        log.check_streams();
+        assert_eq!(*log.wal().clean_marks(), [(1, MARK), (2, MARK)].into());
+        let front = log.wal().read_stream(1, 117, 120, 1, ReadMode::Blocking);
+        assert!(matches!(front, Err(Error::Trimmed { .. })), "{front:?}");
+    }
+}
+
+#[test]
+fn a_step_that_judges_no_entry_stays_in_place() {
+    let mut log = filled();
+    let filter = Arc::new(Detached::default());
+    let done = clean(&log.wal(), filter.clone(), &[(1, 90)]);
+    log.finish_work();
+    let work = filter.take().unwrap();
+    log.retain(1, 10);
+    work();
+    log.finish_work();
+    assert!(filter.take().is_none());
+    done.try_recv().unwrap().unwrap();
+    log.check_streams();
+}
+
+#[test]
+fn a_log_that_is_poisoned_during_a_step_ends_without_it() {
+    let mut log = filled();
+    let filter = Arc::new(Detached::default());
+    let done = clean(&log.wal(), filter.clone(), &BELOW);
+    log.finish_work();
+    let work = filter.take().unwrap();
+    log.disk.fail(Fault::next(Operation::Write));
+    let next = entry(LogId { term: 1, index: log.index + 1 }, 3, 12, 1500);
+    log.wal().append(vec![next], Box::new(|result| drop(result.unwrap_err())));
+    assert_eq!(log.manual().step_writer(), NextStep::Done);
+    assert_eq!(log.manual().step_keeper(), NextStep::Done);
+    assert!(matches!(done.try_recv().unwrap(), Err(Error::Closed)));
+    log.reopen();
+    work();
+    log.check();
+}
+
+#[test]
 fn a_lost_step_poisons_the_log() {
     let mut log = filled();
     let filter = Arc::new(Detached::default());
@@ -302,25 +449,43 @@ fn a_lost_step_poisons_the_log() {
 
 /// Otherwise the step could remove files of the same names after the log is opened again.
 #[test]
-fn a_closed_log_waits_for_its_step() {
+fn a_closed_log_waits_for_a_step_that_has_begun() {
+    let mut log = filled();
+    let filter = Arc::new(Detached::default());
+    let done = clean(&log.wal(), filter.clone(), &BELOW);
+    log.finish_work();
+    let (begun, has_begun) = channel();
+    let (ended, has_ended) = channel();
+    *filter.on_filter.lock().unwrap() = Some(Box::new(move || {
+        begun.send(()).unwrap();
+        // A keeper that does not wait is faster.
+        (0..10_000).for_each(|_| std::thread::yield_now());
+        ended.send(()).unwrap();
+    }));
+    let worker = std::thread::spawn(filter.take().unwrap());
+    has_begun.recv().unwrap();
+    log.wal().close();
+    assert_eq!(log.manual().step_keeper(), NextStep::Done);
+    has_ended.try_recv().unwrap();
+    assert!(matches!(done.try_recv().unwrap(), Err(Error::Closed)));
+    worker.join().unwrap();
+    log.reopen();
+    log.check();
+}
+
+/// The worker does the steps of other logs first, which may take long.
+#[test]
+fn a_closed_log_takes_back_a_step_that_has_not_begun() {
     let mut log = filled();
     let filter = Arc::new(Detached::default());
     let done = clean(&log.wal(), filter.clone(), &BELOW);
     log.finish_work();
     let work = filter.take().unwrap();
-    let (started, has_started) = channel();
-    let worker = std::thread::spawn(move || {
-        // A keeper that does not wait is faster.
-        (0..10_000).for_each(|_| std::thread::yield_now());
-        started.send(()).unwrap();
-        work();
-    });
     log.wal().close();
     assert_eq!(log.manual().step_keeper(), NextStep::Done);
-    has_started.try_recv().unwrap();
     assert!(matches!(done.try_recv().unwrap(), Err(Error::Closed)));
-    worker.join().unwrap();
     log.reopen();
+    work();
     log.check();
 }
 

@@ -23,7 +23,7 @@ const EMPTY: u64 = u64::MAX;
 
 /// Bytes that a key takes at most beside its own: its header, its part of the slots while they grow
 /// (32: old and new ones of 8 bytes, three quarters of the old ones in use), and unused ends of
-/// chunks.
+/// chunks. Large keys leave up to a sixteenth more of their size at these ends.
 pub(super) const ENTRY_EXTRA_BYTES: usize = 56;
 
 /// A table from keys to numbers. Keys are compared as they are, so no two are ever confused.

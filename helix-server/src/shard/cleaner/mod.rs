@@ -121,8 +121,10 @@ pub(super) async fn run(shard: Arc<Shard>) {
                 () = shard.closed.cancelled() => return,
                 round = with_ticks(clean_some(&shard), &mut tick, make_cleanable) => round,
             };
-            // Ignored: without the thread there are no buffers.
-            drop(shard.cleaner_worker.clear_codecs().await);
+            if !matches!(round, Ok(false)) {
+                // A pass ran, or a part of it.
+                shard.cleaner_worker.clear_codecs();
+            }
             match round {
                 // More may be due: the next pass, or other partitions.
                 Ok(true) => {}

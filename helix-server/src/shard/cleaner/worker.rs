@@ -1,11 +1,11 @@
 //! Thread of a node's cleaners: it decides about records, which takes most of their CPU time.
 //!
 //! It has a low priority and rests half of the time, because appends need the CPUs meanwhile. It
-//! takes no lock that an append waits for, since it may have to wait for a CPU while it has one.
+//! takes none of the log's locks, since it may have to wait for a CPU while it has one.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 use std::{io, thread};
 
@@ -25,8 +25,9 @@ pub struct CleanerWorker(Arc<WorkerState>);
 #[derive(Debug)]
 struct WorkerState {
     in_place: bool,
-    /// Queue of the thread, which runs from the first work on until this value is dropped.
-    queue: Mutex<Option<Sender<Work>>>,
+    /// Queue of the thread, which runs from the first work on until this value is dropped; `None`
+    /// if it cannot be started.
+    queue: OnceLock<Option<Sender<Work>>>,
     /// Compressor and decompressor. Their buffers have the size of the largest batch.
     codecs: Mutex<Option<Codecs>>,
 }
@@ -34,7 +35,7 @@ struct WorkerState {
 impl CleanerWorker {
     /// Creates the worker of a node. `in_place`: the callers do the work, as a simulation wants it.
     pub fn new(in_place: bool) -> Self {
-        let (queue, codecs) = (Mutex::default(), Mutex::default());
+        let (queue, codecs) = (OnceLock::new(), Mutex::default());
         Self(Arc::new(WorkerState { in_place, queue, codecs }))
     }
 
@@ -63,32 +64,32 @@ impl CleanerWorker {
 
     /// Runs work on one batch with the codecs.
     pub(super) fn with_codecs<T>(&self, work: impl FnOnce(&mut Codecs) -> T) -> T {
-        work(sync::lock(&self.0.codecs).get_or_insert_default())
+        // Work that panics loses them, and they may be half changed then.
+        let taken = sync::lock(&self.0.codecs).take();
+        let mut codecs = taken.unwrap_or_default();
+        let done = work(&mut codecs);
+        *sync::lock(&self.0.codecs) = Some(codecs);
+        done
     }
 
-    /// Frees the buffers of the codecs.
-    ///
-    /// # Errors
-    /// As [`Self::run`].
-    pub(super) async fn clear_codecs(&self) -> io::Result<()> {
+    /// Frees the buffers of the codecs after the work that is queued.
+    pub(super) fn clear_codecs(&self) {
+        if self.0.in_place {
+            *sync::lock(&self.0.codecs) = None;
+            return;
+        }
         let worker = self.clone();
-        self.run(move || *sync::lock(&worker.0.codecs) = None).await
+        self.submit(Box::new(move || *sync::lock(&worker.0.codecs) = None));
     }
 }
 
 impl BackgroundWorker for CleanerWorker {
     fn submit(&self, work: Work) {
-        let mut queue = sync::lock(&self.0.queue);
-        if queue.is_none() {
-            let warn = |error: &io::Error| tracing::warn!(%error, "cleaning without a thread");
-            *queue = start().inspect_err(warn).ok();
-        }
-        let sender = queue.clone();
-        drop(queue);
-        match sender {
+        let warn = |error: &io::Error| tracing::warn!(%error, "cleaning without a thread");
+        match self.0.queue.get_or_init(|| start().inspect_err(warn).ok()) {
             // Ignored: the thread takes work as long as there is a sender.
             Some(sender) => drop(sender.send(work)),
-            None => work(),
+            None => run_one(work),
         }
     }
 }
@@ -103,10 +104,14 @@ fn run_all(queue: &Receiver<Work>) {
     lower_thread_priority();
     for work in queue {
         let before = thread_cpu_time();
-        // Ignored: its caller finds that the work is lost, and the thread continues.
-        drop(catch_unwind(AssertUnwindSafe(work)));
+        run_one(work);
         rest(thread_cpu_time().saturating_sub(before));
     }
+}
+
+fn run_one(work: Work) {
+    // Ignored: its caller finds that the work is lost, and the thread continues.
+    drop(catch_unwind(AssertUnwindSafe(work)));
 }
 
 /// Leaves the CPU to other threads, as long as the work took.
@@ -120,6 +125,7 @@ mod tests {
     use std::cell::Cell;
 
     use super::*;
+    use crate::process::background_nice;
 
     #[tokio::test]
     async fn work_runs_in_order_and_survives_a_panic() {
@@ -140,16 +146,27 @@ mod tests {
             assert!(ids.iter().all(|id| is_here(id) == in_place));
         }
         let worker = CleanerWorker::new(false);
+        let other = worker.clone();
+        worker.run::<(), _>(move || other.with_codecs(|_| panic!("planted"))).await.unwrap_err();
+        let other = worker.clone();
+        assert_eq!(worker.run(move || other.with_codecs(|_| 7)).await.unwrap(), 7);
+    }
+
+    #[tokio::test]
+    async fn work_survives_a_panic_without_a_thread() {
+        let (queue, codecs) = (OnceLock::from(None), Mutex::default());
+        let worker = CleanerWorker(Arc::new(WorkerState { in_place: false, queue, codecs }));
         worker.run::<(), _>(|| panic!("planted")).await.unwrap_err();
-        assert_eq!(worker.run(|| 7).await.unwrap(), 7);
+        let id = worker.run(|| thread::current().id()).await.unwrap();
+        assert_eq!(id, thread::current().id());
     }
 
     #[tokio::test]
     async fn the_thread_has_a_lower_priority_and_ends_with_its_node() {
         let worker = CleanerWorker::new(false);
         if cfg!(target_os = "linux") {
-            let nice = worker.run(|| rustix::process::getpriority_process(None)).await.unwrap();
-            assert!(nice.unwrap() >= 15, "{nice:?}");
+            let nice = || rustix::process::getpriority_process(None).unwrap();
+            assert_eq!(worker.run(nice).await.unwrap(), background_nice(nice()));
         }
         let (sender, ended) = oneshot::channel::<()>();
         worker.submit(Box::new(move || {
