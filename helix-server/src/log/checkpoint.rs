@@ -114,7 +114,7 @@ impl ShardState {
         let mut append = |part: StateRecord| {
             let len = part.encoded_len();
             if bytes.capacity() - bytes.len() < len {
-                // Less than a vector takes by itself, since the buffer stays in memory.
+                // Less than a vector would add, since the buffer stays in memory.
                 bytes.reserve_exact(len.max(bytes.len() / 8));
             }
             part.encode(&mut bytes).expect("a vector grows");

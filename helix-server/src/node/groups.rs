@@ -229,7 +229,7 @@ impl Node {
             })
         };
         // Either the epoch is wrong or this replica is behind. After a catch-up it has every epoch
-        // that a member was told, and a member's epochs only grow. A shard without a leader cannot
+        // that a member received, and a member's epochs only grow. A shard without a leader cannot
         // be asked: its open streams continue, and so new ones begin.
         if current().is_none_or(|it| it < epoch)
             && self.cluster.catch_up_shard(&shard).await.is_ok()

@@ -112,7 +112,7 @@ impl Compactor {
         self.on_advanced(job, advanced)
     }
 
-    /// Keeps a job that goes on, and ends one that is done or has failed.
+    /// Keeps a job that goes on, and ends it if it is done or has failed.
     fn on_advanced(
         &mut self,
         mut job: CompactionJob,

@@ -204,8 +204,8 @@ struct FilledTable {
     mark: CleanMark,
 }
 
-/// Fills the maps of partitions, as many as there is memory for. One that fails is reported, and
-/// does not stop the others. Returns the last failure, too.
+/// Fills the maps of partitions, as many as there is memory for. A partition that fails is
+/// reported, and does not stop the others. Returns the last failure, too.
 async fn fill_tables<F>(
     cleaner: &CleanerReport,
     memory: &Arc<PassMemory>,
