@@ -16,20 +16,12 @@ use prost_types::FieldMask;
 
 use crate::admin::metrics;
 use crate::cleanup::{keyed, policy, wait_compaction};
+use crate::compaction_by_key::config;
 use crate::process::patient_client;
 use crate::support::{PATIENCE, TestServer, from_offset, record, soon};
 use crate::trio::until_within;
 
 const TOPIC: &str = "default";
-
-fn config(directory: &Path) -> ServerConfig {
-    ServerConfig {
-        segment_bytes: 16 << 20,
-        tail_bytes: Some(1 << 20),
-        checkpoint_bytes: 1 << 20,
-        ..ServerConfig::in_dir(directory)
-    }
-}
 
 async fn start(config: ServerConfig) -> TestServer {
     let server = TestServer::start(config, None).await;

@@ -29,7 +29,7 @@ const TOPIC: &str = "table";
 /// Appended records: key and value by offset.
 type Appended = BTreeMap<u64, (String, Option<String>)>;
 
-fn config(directory: &Path) -> ServerConfig {
+pub(crate) fn config(directory: &Path) -> ServerConfig {
     ServerConfig {
         segment_bytes: 16 << 20,
         tail_bytes: Some(1 << 20),
