@@ -31,6 +31,10 @@ pub const PRINCIPALS_PER_PAGE_DEFAULT: usize = 50;
 /// Longest wait of an append stream for its quota; a longer one ends the stream.
 pub const QUOTA_DELAY_MAX: Duration = Duration::from_secs(2);
 
+/// Longest time for which the refusal of a call over its quota is held back. It is a part of the
+/// time that the caller has to wait anyway; a caller that does not wait cannot call faster.
+pub const QUOTA_REFUSAL_DELAY_MAX: Duration = Duration::from_millis(250);
+
 /// Longest time until a delayed subscription learns of a changed quota.
 pub const QUOTA_POLL_MAX: Duration = Duration::from_secs(1);
 

@@ -23,6 +23,9 @@ const MICRO: i64 = 1_000_000;
 /// Longest hint to wait: a quota may be raised meanwhile.
 const WAIT_MAX: Duration = Duration::from_secs(10);
 
+/// Longest time that a refused call waits for others that were refused before it.
+const TURN_MAX: Duration = Duration::from_secs(1);
+
 /// Time for which reads count as delayed after a wait. Streams over their quota check it every
 /// second.
 const READS_DELAYED_FOR: Duration = Duration::from_secs(3);
@@ -69,11 +72,15 @@ struct TokenBucket {
     /// Micro-units; negative while the bucket is overdrawn.
     balance: i64,
     filled_at: Instant,
+    /// Moving mean of what a message takes, in micro-units: what the next one is expected to take.
+    mean: i64,
+    /// When the calls that were refused until now will have had their turns.
+    turns_until: Instant,
 }
 
 impl TokenBucket {
     fn new(now: Instant) -> Self {
-        Self { per_second: 0, balance: 0, filled_at: now }
+        Self { per_second: 0, balance: 0, filled_at: now, mean: 0, turns_until: now }
     }
 
     /// Changes the limit. A new limit begins with a full bucket; a debt remains.
@@ -110,6 +117,7 @@ impl TokenBucket {
         self.fill(now);
         let units = i64::try_from(units).unwrap_or(i64::MAX).saturating_mul(MICRO);
         self.balance = self.balance.saturating_sub(units);
+        self.mean = self.mean - self.mean / 8 + units / 8;
     }
 
     /// Returns how long the bucket stays overdrawn; `None` if it is not.
@@ -123,6 +131,18 @@ impl TokenBucket {
         }
         let wait_us = self.balance.unsigned_abs().div_ceil(self.per_second);
         Some(Duration::from_micros(wait_us).min(WAIT_MAX))
+    }
+
+    /// Returns how long a refused call waits for its turn; `None` if the bucket is not overdrawn.
+    ///
+    /// Each refused call gets a turn of its own. If all waited until the bucket is no longer
+    /// overdrawn, all would come back at once, and all but one would be refused again.
+    fn next_turn(&mut self, now: Instant) -> Option<Duration> {
+        let free_at = now + self.wait(now)?;
+        let turn = self.turns_until.clamp(free_at, free_at + TURN_MAX);
+        let turn_us = self.mean.unsigned_abs() / self.per_second;
+        self.turns_until = turn + Duration::from_micros(turn_us).min(TURN_MAX);
+        Some(turn - now)
     }
 }
 
@@ -148,10 +168,21 @@ impl Buckets {
     /// Returns how long a call or stream has to wait; `None` if it may go on.
     fn delay(&mut self, kind: QuotaKind, now: Instant) -> Option<Duration> {
         let wait = self.of(kind)?.wait(now)?;
+        self.note_delay(kind, now);
+        Some(wait)
+    }
+
+    /// Returns how long a refused call waits for its turn; `None` if it is admitted.
+    fn next_turn(&mut self, kind: QuotaKind, now: Instant) -> Option<Duration> {
+        let wait = self.of(kind)?.next_turn(now)?;
+        self.note_delay(kind, now);
+        Some(wait)
+    }
+
+    fn note_delay(&mut self, kind: QuotaKind, now: Instant) {
         if kind == QuotaKind::BytesOut {
             self.reads_delayed_at = Some(now);
         }
-        Some(wait)
     }
 }
 
@@ -251,7 +282,7 @@ impl QuotaMeter {
         let mut buckets = sync::lock(&self.buckets);
         let kinds = [Some(QuotaKind::Requests), moves];
         for kind in kinds.into_iter().flatten() {
-            if let Some(wait) = buckets.delay(kind, now) {
+            if let Some(wait) = buckets.next_turn(kind, now) {
                 let limit = buckets.of(kind).map_or(0, |bucket| bucket.per_second);
                 return Err(self.over_quota(kind, limit, wait));
             }
@@ -430,6 +461,33 @@ mod tests {
         tokio::time::advance(Duration::from_millis(1)).await;
         meter.admit_call(Some(QuotaKind::BytesIn)).unwrap();
         assert_eq!(meter.throttled_count(), 2);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn each_refused_call_gets_a_turn_of_its_own() {
+        let meter = meter(limits(1 << 20, 0, 0));
+        let refused = || match meter.admit_call(Some(QuotaKind::BytesIn)) {
+            Err(Error::OverQuota { retry_after_ms, .. }) => retry_after_ms,
+            other => panic!("{other:?}"),
+        };
+        // Each message takes an eighth of a second; one second is in the bucket.
+        for _ in 0..64 {
+            meter.take(QuotaKind::BytesIn, 1 << 17);
+        }
+        assert_eq!(refused(), 7_000);
+        let turns = [refused(), refused(), refused()];
+        let near = |it: u64, wanted: u64| it.abs_diff(wanted) <= 5;
+        assert!(turns.iter().zip([7_125, 7_250, 7_375]).all(|(it, wanted)| near(*it, wanted)));
+        // They end within a second, so that callers that went away delay others for a short time.
+        for _ in 0..100 {
+            assert!(refused() <= 8_000);
+        }
+        assert_eq!(refused(), 8_000);
+        // A stream waits only for the bucket.
+        assert_eq!(meter.wait(QuotaKind::BytesIn), Some(Duration::from_secs(7)));
+        // Turns keep no caller from a bucket that is no longer overdrawn.
+        tokio::time::advance(Duration::from_secs(7)).await;
+        meter.admit_call(Some(QuotaKind::BytesIn)).unwrap();
     }
 
     #[tokio::test(start_paused = true)]

@@ -20,7 +20,7 @@ use helix_proto::log::v1::ErrorReason;
 use helix_transport::{FramePiece, FrameSplitter, ResponseBody, detach_body};
 use hyper::body::{Body as _, Frame, SizeHint};
 use tokio::runtime::Handle;
-use tokio::time::{Instant, Sleep, sleep_until, timeout};
+use tokio::time::{Instant, Sleep, sleep, sleep_until, timeout};
 use tonic::Status;
 use tonic::body::Body;
 use tonic::codegen::{BoxFuture, Service, http};
@@ -34,6 +34,7 @@ use super::tracked_body::TrackedBody;
 use crate::api::{MethodKind, MethodRow};
 use crate::error::{Error, Result};
 use crate::limits;
+use crate::node::CallSlot;
 
 const HELIX: &str = "/helix.log.v1.";
 const APPEND: &str = "/helix.log.v1.ProduceService/Append";
@@ -116,6 +117,11 @@ impl Admission {
             Ok(slot) => slot,
             Err(error) => return Either::Left(now(Ok(rejected(request, error)))),
         };
+        if let (Some(gate), Some(access)) = (&self.gate, &access)
+            && let Err(error) = gate.admit_within_quota(request.uri().path(), access)
+        {
+            return Either::Right(Box::pin(over_quota(request, error, (permit, slot))));
+        }
         let row = access.as_ref().and_then(CallAccess::row);
         let (load, connection) = (&self.load, &self.connection);
         let call = CallMemory::of_caller(load, connection, Some(permit), slot, access);
@@ -160,6 +166,22 @@ impl Admission {
 
 fn rejected(request: http::Request<Body>, error: Error) -> http::Response<TrackedBody> {
     discard_rest(request.into_body(), None);
+    rejection(error)
+}
+
+/// Rejects a call over its quota after [`QuotaDelay::of_refusal`]. It is open until then.
+async fn over_quota(
+    request: http::Request<Body>,
+    mut error: Error,
+    open: (LoadPermit, Option<CallSlot>),
+) -> Result<http::Response<TrackedBody>, Infallible> {
+    discard_rest(request.into_body(), None);
+    sleep(QuotaDelay::of_refusal(&mut error)).await;
+    drop(open);
+    Ok(rejection(error))
+}
+
+fn rejection(error: Error) -> http::Response<TrackedBody> {
     let rejection = ResponseBody::attach_body(Status::from(error).into_http::<Body>());
     rejection.map(TrackedBody::rejected)
 }

@@ -128,8 +128,7 @@ impl Gate {
     /// newest ones.
     ///
     /// # Errors
-    /// [`Error::Unauthenticated`] if the method needs credentials and the call has no valid ones;
-    /// [`Error::OverQuota`] if its principal has used up its quota.
+    /// [`Error::Unauthenticated`] if the method needs credentials and the call has no valid ones.
     pub(super) fn admit(&self, path: &str, headers: &HeaderMap) -> Result<Option<CallAccess>> {
         let login = if is_open(path) {
             Ok(Arc::new(Login { caller: None, user_agent: Box::default() }))
@@ -137,7 +136,7 @@ impl Gate {
             self.login(headers)
         };
         match login {
-            Ok(login) => self.access(path, login).map(Some),
+            Ok(login) => Ok(Some(self.access(path, login))),
             Err(TokenError::Unknown) => Ok(None),
             Err(error) => Err(self.refuse(path, headers, error)),
         }
@@ -150,20 +149,23 @@ impl Gate {
     pub(super) async fn admit_newest(&self, path: &str, headers: &HeaderMap) -> Result<CallAccess> {
         self.node.refresh_tokens().await?;
         match self.login(headers) {
-            Ok(login) => self.access(path, login),
+            Ok(login) => Ok(self.access(path, login)),
             Err(error) => Err(self.refuse(path, headers, error)),
         }
     }
 
-    fn access(&self, path: &str, login: Arc<Login>) -> Result<CallAccess> {
-        if let Some(caller) = &login.caller {
-            self.admit_within_quota(path, caller.meter())?;
-        }
+    fn access(&self, path: &str, login: Arc<Login>) -> CallAccess {
         let connection = self.connection.clone();
-        Ok(CallAccess { login, connection, granted: OnceLock::new(), row: method_row(path) })
+        CallAccess { login, connection, granted: OnceLock::new(), row: method_row(path) }
     }
 
-    fn admit_within_quota(&self, path: &str, meter: &Arc<QuotaMeter>) -> Result<()> {
+    /// Counts a call for the quota of its principal, if it has one.
+    ///
+    /// # Errors
+    /// [`Error::OverQuota`] if its principal has used up its quota.
+    pub(super) fn admit_within_quota(&self, path: &str, access: &CallAccess) -> Result<()> {
+        let Some(caller) = access.caller() else { return Ok(()) };
+        let meter = caller.meter();
         if is_always_admitted(path) {
             meter.count_call();
             return Ok(());

@@ -94,6 +94,23 @@ async fn the_client_waits_for_its_quota_and_does_not_spin() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_that_does_not_wait_cannot_spin() {
+    let (guarded, token) = with_tenant().await;
+    let limits = PrincipalQuota { bytes_in_per_second: 64 << 10, ..quota("tenant") };
+    guarded.admin().set_quota(&limits).await.unwrap();
+    let mut produce = ProduceServiceClient::new(with_token(&guarded.server.channel, &token));
+    let request = append_request(&[&"x".repeat(600 * KIB)]);
+    produce.append(request).await.expect("the bucket is full");
+    let started = Instant::now();
+    for _ in 0..4 {
+        let refused = produce.append(append_request(&["x"])).await.unwrap_err();
+        assert_eq!(reason(&refused), ErrorReason::Throttled, "{refused}");
+    }
+    assert!(started.elapsed() >= SECOND, "4 refusals in {:?}", started.elapsed());
+    assert_eq!(throttled(&guarded, "tenant").await, 4);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn append_streams_and_subscriptions_are_delayed() {
     let (guarded, token) = with_tenant().await;
     let rate = 256 * KIB;
