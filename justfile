@@ -92,6 +92,10 @@ chaos *args:
 chaos-kill-all *args:
     cargo run --release -p helix-chaos -- kill-all {{args}}
 
+# Kill members, coordinators and leaders of a group for 15 minutes: `just chaos-groups --seed 7`.
+chaos-groups *args:
+    cargo run --release -p helix-chaos -- groups --topic-partitions 12 --duration-max 15m {{args}}
+
 # Force retries by dropped responses and killed leaders.
 chaos-retries *args:
     cargo run --release -p helix-chaos -- retries {{args}}

@@ -9,6 +9,7 @@ mod disk;
 mod disk_faults;
 mod final_check;
 mod flood;
+mod groups;
 mod history;
 mod logger;
 mod metrics;

@@ -1,6 +1,6 @@
 //! `helix-chaos`: injects faults into a real cluster under load and checks its responses.
 //!
-//! The same binary also runs as the nodes that it starts, kills and restarts.
+//! The same binary also runs as the nodes and group members that it starts, kills and restarts.
 
 use std::io;
 use std::process::ExitCode;
@@ -30,6 +30,9 @@ enum Role {
     /// Run one node, which exits when standard input closes
     #[command(hide = true)]
     Node(NodeArgs),
+    /// Read as a member of a group, until standard input closes
+    #[command(hide = true)]
+    Member(commands::GroupMemberArgs),
 }
 
 #[derive(Debug, Args)]
@@ -42,6 +45,7 @@ fn main() -> ExitCode {
     match Cli::parse().command {
         Role::Chaos(command) => commands::main(command),
         Role::Node(NodeArgs { flags }) => node(&flags),
+        Role::Member(args) => commands::main_as_member(args),
     }
 }
 

@@ -1,5 +1,5 @@
 //! Subcommands: `run`, `kill-all`, `retries`, `failover`, `refill`, `repairs`, `elections`,
-//! `rolling`, `grow`, `flood` and `check`.
+//! `rolling`, `grow`, `flood`, `groups` and `check`.
 //!
 //! Each starts its own nodes in its own directory, which is kept after a failure.
 
@@ -7,6 +7,7 @@ mod ack_probe;
 mod elections;
 mod failover;
 mod flood;
+mod groups;
 mod grow;
 mod kill_all;
 mod refill;
@@ -22,13 +23,16 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand};
 
+use crate::groups::member;
 use crate::history;
 use crate::output::{print, print_error};
 
 pub use crate::flood::AbusePattern;
+pub use crate::groups::member::GroupMemberArgs;
 pub use elections::ElectionsArgs;
 pub use failover::FailoverArgs;
 pub use flood::FloodArgs;
+pub use groups::GroupsArgs;
 pub use grow::GrowArgs;
 pub use kill_all::KillAllArgs;
 pub use refill::RefillArgs;
@@ -94,6 +98,8 @@ pub enum ChaosCommand {
     Rolling(RollingArgs),
     /// Grow one node to five and shrink to three under load
     Grow(GrowArgs),
+    /// Kill members, coordinators and leaders under a consumer group
+    Groups(GroupsArgs),
     /// Check a saved history
     Check {
         /// File of JSON lines
@@ -117,6 +123,7 @@ pub async fn run(command: ChaosCommand, program: PathBuf) -> anyhow::Result<()> 
         ChaosCommand::Flood(args) => flood::run(args, program).await,
         ChaosCommand::Rolling(args) => rolling::run(args, program).await,
         ChaosCommand::Grow(args) => grow::run(args, program).await,
+        ChaosCommand::Groups(args) => groups::run(args, program).await,
         ChaosCommand::Check { history } => {
             let verdict = helix_checker::check(&history::load(&history)?);
             print(&verdict);
@@ -128,10 +135,22 @@ pub async fn run(command: ChaosCommand, program: PathBuf) -> anyhow::Result<()> 
 
 /// Runs a command, prints its error and returns the exit code.
 pub fn main(command: ChaosCommand) -> ExitCode {
+    complete(async {
+        let program = std::env::current_exe()?;
+        run(command, program).await
+    })
+}
+
+/// Runs as a member of the group of `groups`, prints its error and returns the exit code.
+pub fn main_as_member(args: GroupMemberArgs) -> ExitCode {
+    complete(member::run(args))
+}
+
+fn complete(run: impl Future<Output = anyhow::Result<()>>) -> ExitCode {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
-    let result = match (runtime, std::env::current_exe()) {
-        (Ok(runtime), Ok(program)) => runtime.block_on(run(command, program)),
-        (Err(error), _) | (_, Err(error)) => Err(error.into()),
+    let result = match runtime {
+        Ok(runtime) => runtime.block_on(run),
+        Err(error) => Err(error.into()),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

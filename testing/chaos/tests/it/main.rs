@@ -7,8 +7,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use helix_chaos::commands::{
-    self, ChaosCommand, CommonArgs, FaultCounts, FloodArgs, GrowArgs, KillAllArgs, RetriesArgs,
-    RollingArgs, RunArgs,
+    self, ChaosCommand, CommonArgs, FaultCounts, FloodArgs, GroupsArgs, GrowArgs, KillAllArgs,
+    RetriesArgs, RollingArgs, RunArgs,
 };
 
 fn program() -> PathBuf {
@@ -98,6 +98,14 @@ async fn flood_of_a_principal_is_held_to_its_quota_and_another_principal_is_serv
 async fn nodes_are_added_replaced_and_removed_under_load() {
     let args = GrowArgs { common: common(1), kill: true };
     commands::run(ChaosCommand::Grow(args), program()).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_group_survives_its_members_coordinators_and_leaders() {
+    let common = CommonArgs { topic_partitions: 12, ..common(3) };
+    let session_timeout = Duration::from_secs(3);
+    let args = GroupsArgs { common, members: 3, faults: Some(5), session_timeout };
+    commands::run(ChaosCommand::Groups(args), program()).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
