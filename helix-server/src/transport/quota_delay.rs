@@ -43,7 +43,7 @@ impl QuotaDelay {
         let Error::OverQuota { retry_after_ms, .. } = error else { return Duration::ZERO };
         let delay = Duration::from_millis(*retry_after_ms).min(QUOTA_REFUSAL_DELAY_MAX);
         let left = Duration::from_millis(*retry_after_ms).saturating_sub(delay);
-        // At least 1, as before.
+        // At least 1, so that a client does not retry at once.
         *retry_after_ms = u64::try_from(left.as_millis()).unwrap_or(u64::MAX).max(1);
         delay
     }
