@@ -40,7 +40,21 @@ impl DeliveryCheck {
     /// Notes an acknowledged batch.
     pub(crate) fn on_ack(&mut self, partition: u32, first: u64, values: &[u64]) {
         let known = &mut self.partitions[partition as usize];
-        known.acked.extend((first..).zip(values.iter().copied()));
+        let mut wrong = None;
+        for (offset, value) in (first..).zip(values.iter().copied()) {
+            known.acked.insert(offset, value);
+            // A member may have it before its writer has the ack.
+            let delivered = known.delivered.get(&offset).map_or(value, |it| it.value);
+            if delivered != value {
+                wrong = Some(format!(
+                    "partition {partition}, offset {offset}: a member received {delivered}, and \
+                     {value} was acknowledged"
+                ));
+            }
+        }
+        if let Some(wrong) = wrong {
+            self.violate(wrong);
+        }
     }
 
     /// Notes records that a member received.
@@ -54,11 +68,10 @@ impl DeliveryCheck {
             delivered.count += 1;
             self.repeated += u64::from(delivered.count > 1);
             let other = known.acked.get(&offset).copied().unwrap_or(delivered.value);
-            if value != delivered.value || value != other {
+            if value != other {
                 wrong = Some(format!(
                     "partition {partition}, offset {offset}: a member received {value}, and it is \
-                     {} for others",
-                    if value == other { delivered.value } else { other }
+                     {other} for others"
                 ));
             }
         }
@@ -142,8 +155,8 @@ mod tests {
     fn a_skipped_record_is_missing_until_it_arrives() {
         let mut check = check();
         assert_eq!(check.acked_ends(), [0, 4]);
-        check.on_delivery(1, 0, &[10]);
         check.on_delivery(1, 2, &[12, 13]);
+        check.on_delivery(1, 0, &[10]);
         assert_eq!(check.first_missing(&check.acked_ends()), Some((1, 1)));
         assert_eq!(check.first_missing(&[0, 1]), None);
         check.on_delivery(1, 1, &[11]);
@@ -169,11 +182,15 @@ mod tests {
         let mut other_than_before = check();
         other_than_before.on_delivery(0, 7, &[1]);
         other_than_before.on_delivery(0, 7, &[2]);
+        let mut acked_later = check();
+        acked_later.on_delivery(0, 0, &[5]);
+        acked_later.on_ack(0, 0, &[6]);
         let mut no_partition = check();
         no_partition.on_delivery(2, 0, &[1]);
         for (check, wanted) in [
             (other_than_acked, "partition 1, offset 1: a member received 99, and it is 11"),
             (other_than_before, "partition 0, offset 7: a member received 2, and it is 1"),
+            (acked_later, "partition 0, offset 0: a member received 5, and 6 was acknowledged"),
             (no_partition, "a member received partition 2"),
         ] {
             let violation = check.violation().unwrap();
