@@ -12,9 +12,10 @@ use helix_client::{Client, NewTopic, Producer, ProducerOptions};
 use helix_proto::batch;
 use helix_proto::log::v1::consume_service_client::ConsumeServiceClient;
 use helix_proto::log::v1::start_position::Position;
+use helix_proto::log::v1::topic_service_client::TopicServiceClient;
 use helix_proto::log::v1::{
-    CleanupPolicy, FetchRequest, Header, PartitionRecords, PartitionStart, ReadSource, Record,
-    StartPosition, TopicConfig,
+    CleanupPolicy, FetchRequest, GetTopicRequest, Header, PartitionRecords, PartitionStart,
+    ReadSource, Record, StartPosition, TopicConfig,
 };
 use rand::RngExt;
 use rand::rngs::StdRng;
@@ -271,7 +272,7 @@ impl TableWriter {
 struct TableReader {
     context: ClientContext,
     model: TableModel,
-    nodes: BTreeMap<u64, ConsumeServiceClient<Channel>>,
+    nodes: BTreeMap<u64, Channel>,
     rng: StdRng,
 }
 
@@ -282,8 +283,7 @@ impl TableReader {
         for node in 1..=context.plan.machines() {
             let host = SimulationPlan::host(node);
             let endpoint = Endpoint::from_shared(format!("http://{host}:{CLIENT_PORT}"))?;
-            let client = ConsumeServiceClient::new(channel(&endpoint));
-            nodes.insert(node, client.max_decoding_message_size(16 << 20));
+            nodes.insert(node, channel(&endpoint));
         }
         Ok(Self { context: context.clone(), model: model.clone(), nodes, rng })
     }
@@ -314,9 +314,16 @@ impl TableReader {
     }
 
     /// Reads a partition from its start up to everything that was acknowledged before. Returns
-    /// false if it could not.
+    /// false if it could not. A given node must have one record of a key where it says it is clean.
     async fn read(&mut self, partition: u32, node: Option<u64>) -> Result<bool, String> {
         let start = Instant::now();
+        let clean_offset = match node {
+            None => 0,
+            Some(node) => match self.clean_offset(node, partition).await {
+                Some(offset) => offset,
+                None => return Ok(false),
+            },
+        };
         let before = self.model.latest(partition);
         let end = before.values().map(|(_, offset)| offset + 1).max().unwrap_or(0);
         let (mut offset, mut records, mut found) = (0, 0, BTreeMap::new());
@@ -333,8 +340,19 @@ impl TableReader {
             }
             for (at, record) in seen.into_iter().filter(|(at, _)| *at >= offset) {
                 let key = self.model.check_record(partition, at, &record)?;
-                if at >= next_offset || found.insert(key, at).is_some_and(|last| last >= at) {
+                let last = found.insert(key, at);
+                if at >= next_offset || last.is_some_and(|last| last >= at) {
                     return Err(format!("offset {at} does not follow in a read at {offset}"));
+                }
+                if let Some(last) = last.filter(|_| at < clean_offset) {
+                    // A replica that is rebuilt meanwhile is no longer clean.
+                    if self.clean_offset(node, partition).await < Some(clean_offset) {
+                        return Ok(false);
+                    }
+                    return Err(format!(
+                        "node {node} says that table {partition} is clean below {clean_offset}, \
+                         but has records {last} and {at} of key {key}"
+                    ));
                 }
                 records += 1;
             }
@@ -368,9 +386,19 @@ impl TableReader {
             accept_encoded: self.rng.random_bool(0.5),
             ..FetchRequest::default()
         };
-        let client = self.nodes.get_mut(&node)?;
+        let client = ConsumeServiceClient::new(self.nodes.get(&node)?.clone());
+        let mut client = client.max_decoding_message_size(16 << 20);
         let response = timeout(RESPONSE_TIMEOUT, client.fetch(request)).await.ok()?.ok()?;
         response.into_inner().partitions.pop()
+    }
+
+    /// Asks a node below which offset it has only the latest record of each key.
+    async fn clean_offset(&self, node: u64, partition: u32) -> Option<u64> {
+        let mut client = TopicServiceClient::new(self.nodes.get(&node)?.clone());
+        let request = GetTopicRequest { name: NAME.to_owned() };
+        let response = timeout(RESPONSE_TIMEOUT, client.get_topic(request)).await.ok()?.ok()?;
+        let described = response.into_inner().topic?.partitions;
+        described.get(partition as usize).map(|it| it.clean_offset.unwrap_or(0))
     }
 }
 
