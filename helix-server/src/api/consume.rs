@@ -268,22 +268,28 @@ impl<'a> Fetch<'a> {
         Ok(())
     }
 
-    /// Reads one partition. Over the caller's quota it reads no more than the fetch has; a fetch
-    /// without records is refused.
+    /// Reads one partition, until the fetch is satisfied or there is no more: a read may end before
+    /// a gap, or where the log goes on in memory. Over the caller's quota it reads no more than the
+    /// fetch has; a fetch without records is refused.
     async fn read(&mut self, index: usize) -> Result<(), Status> {
-        if let Some(Err(error)) = self.meter.as_ref().map(|it| it.admit(QuotaKind::BytesOut)) {
-            self.node.note_over_quota(&error);
-            self.is_over_quota = true;
-            return if self.bytes > 0 { Ok(()) } else { Err(error.into()) };
+        loop {
+            if let Some(Err(error)) = self.meter.as_ref().map(|it| it.admit(QuotaKind::BytesOut)) {
+                self.node.note_over_quota(&error);
+                self.is_over_quota = true;
+                return if self.bytes > 0 { Ok(()) } else { Err(error.into()) };
+            }
+            let (reader, found) = &mut self.readers[index];
+            let later = reader.read(self.node, &mut self.budget, FETCH_BYTES_MAX).await?;
+            let is_last = later.is_empty() || reader.is_at_end() || reader.is_done();
+            self.bytes += later.bytes;
+            if let Some(meter) = &self.meter {
+                meter.take(QuotaKind::BytesOut, later.bytes);
+            }
+            found.append(later);
+            if is_last || self.is_satisfied() {
+                return Ok(());
+            }
         }
-        let (reader, found) = &mut self.readers[index];
-        let later = reader.read(self.node, &mut self.budget, FETCH_BYTES_MAX).await?;
-        self.bytes += later.bytes;
-        if let Some(meter) = &self.meter {
-            meter.take(QuotaKind::BytesOut, later.bytes);
-        }
-        found.append(later);
-        Ok(())
     }
 
     async fn wait(&mut self, deadline: Instant) -> Result<(), Status> {

@@ -267,6 +267,11 @@ impl PartitionReader {
         self.offset >= self.watermarks.high_watermark
     }
 
+    /// Returns true if no response says yet how far the reader has come.
+    pub(super) fn has_moved(&self) -> bool {
+        self.offset > self.unreturned
+    }
+
     /// Returns true if the reader ends at a time, so it may be done without another append.
     pub(super) fn ends_at_time(&self) -> bool {
         self.options.until_us.is_some()
@@ -572,7 +577,7 @@ impl PartitionReader {
 
 /// Decodes the record at `range`.
 ///
-/// Fails if the producer sent an invalid record: an append does not decode encoded batches.
+/// Fails if the producer sent an invalid record to a topic that does not validate them.
 fn decode(
     payload: &Bytes,
     range: Result<Range<usize>, ScanError>,

@@ -191,7 +191,8 @@ impl SubscriptionStream {
             meter.take(QuotaKind::BytesOut, found.bytes);
         }
         let is_empty = found.is_empty();
-        if !is_empty {
+        // Without records if it passed a gap at the end, so that the client knows its position.
+        if !is_empty || reader.has_moved() {
             if let (Some(call), Some(permit)) = (&self.call, found.permit.take()) {
                 call.keep_response(permit);
             }

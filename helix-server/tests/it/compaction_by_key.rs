@@ -327,6 +327,70 @@ async fn records_of_an_idle_partition_are_compacted_within_the_lag() {
 
 /// Sequences, dedup windows and expected offsets count positions, also those of removed records.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+/// A long poll for more than one segment has does not wait at the gaps between them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_long_poll_does_not_wait_at_gaps() {
+    let directory = tempfile::tempdir().unwrap();
+    let config = ServerConfig { cleaner_lag: Duration::from_secs(1), ..config(directory.path()) };
+    let mut table = Table::create(config, policy(CleanupPolicy::Compact)).await;
+    for round in 1..=6 {
+        table.append(1).await;
+        table.until("all is compacted", |it| it.clean_offset == round * 10).await;
+    }
+    let found = table.check(false).await;
+    assert!(found.len() < 60, "there are gaps");
+    let request = FetchRequest {
+        partitions: Table::start(0),
+        // All but the last value of 10,000 bytes.
+        min_bytes: found.values().flat_map(|(_, value)| value).count() as u32 * 10_000 - 10_000,
+        max_wait: Some(prost_types::Duration { seconds: 3_600, nanos: 0 }),
+        ..FetchRequest::default()
+    };
+    let read = soon(table.server.fetch_one(request)).await;
+    assert_eq!(read.next_offset, 60);
+    assert!(read.records.iter().map(|stored| stored.offset).eq(found.into_keys()));
+    soon(table.server.running.shutdown()).await;
+}
+
+/// Every read passes a gap at the end of a partition, and says so, so that its lag is 0.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_gap_at_the_end_is_passed() {
+    let directory = tempfile::tempdir().unwrap();
+    let config = ServerConfig { cleaner_lag: Duration::from_secs(1), ..config(directory.path()) };
+    let topic = TopicConfig {
+        tombstone_retention_time: Some(prost_types::Duration { seconds: 1, nanos: 0 }),
+        ..policy(CleanupPolicy::Compact)
+    };
+    let table = Table::create(config, topic).await;
+    let producer = table.client.producer(ProducerOptions::default());
+    for record in [keyed("kept", Some("1")), keyed("gone", Some("2")), keyed("gone", None)] {
+        producer.append(TOPIC, 0, &[record][..]).await.unwrap();
+    }
+    until_long("the tombstone is gone", async || {
+        (table.read(0, false).await.0.len() == 1).then_some(())
+    })
+    .await;
+    for until_offset in [None, Some(2)] {
+        let mut partitions = Table::start(0);
+        partitions[0].until_offset = until_offset;
+        let request = SubscribeRequest { partitions, ..SubscribeRequest::default() };
+        let mut stream = table.server.consume().subscribe(request).await.unwrap().into_inner();
+        let mut next_offset = 0;
+        while let Some(response) = soon(stream.message()).await.unwrap() {
+            match response.message.unwrap() {
+                Message::Data(data) => {
+                    assert_eq!(data.start_offset, next_offset);
+                    next_offset = data.next_offset;
+                }
+                Message::CaughtUp(_) => break,
+                Message::Heartbeat(_) => {}
+            }
+        }
+        assert_eq!(next_offset, until_offset.unwrap_or(3));
+    }
+    soon(table.server.running.shutdown()).await;
+}
+
 async fn retries_and_conditions_hold_across_compaction() {
     const RETRIED: u64 = 4;
     let directory = tempfile::tempdir().unwrap();
