@@ -74,6 +74,6 @@ mod tests {
         let records = |count: u32| payload(&[Some(&b""[..])]).repeat(count as usize);
         check_keys(&records(COMPACTED_OFFSETS_MAX), &compacted).unwrap();
         let error = check_keys(&records(COMPACTED_OFFSETS_MAX + 1), &compacted).unwrap_err();
-        assert!(error.to_string().contains("at most 458752"), "{error}");
+        assert!(error.to_string().contains("at most 262144"), "{error}");
     }
 }

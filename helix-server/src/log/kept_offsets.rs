@@ -4,12 +4,21 @@ use std::fmt;
 
 use bytes::{BufMut, BytesMut};
 
+use crate::limits::BATCH_BYTES_DEFAULT;
+
 /// Largest encoded form of the distances. With the rest of the head it fits the log.
 const BYTES_MAX: usize = 56 << 10;
 
-/// Largest number of offsets that a batch may cover to be sure that it can be compacted: with a
-/// bit for each, whatever stays.
-pub const COMPACTED_OFFSETS_MAX: u32 = (BYTES_MAX as u32) * 8;
+/// Largest number of records in a batch of a compacted topic.
+///
+/// Whatever stays of them, a bit for each offset fits the head. A batch of the default limit that
+/// is read with its distances, of at most 3 bytes each, stays below the 4 MiB that gRPC libraries
+/// receive by default.
+pub const COMPACTED_OFFSETS_MAX: u32 = 1 << 18;
+
+const _: () = assert!(COMPACTED_OFFSETS_MAX as usize <= BYTES_MAX * 8);
+const _: () =
+    assert!(BATCH_BYTES_DEFAULT as usize + 3 * (COMPACTED_OFFSETS_MAX as usize) < (4 << 20) - 4096);
 
 const FORM_DISTANCES: u8 = 1;
 const FORM_BITMAP: u8 = 2;
@@ -33,7 +42,7 @@ impl KeptOffsets {
     /// Returns the offsets that stayed, of `offset_count`.
     ///
     /// Returns `None` if there are none, if they are not ascending and below `offset_count`, or if
-    /// they do not fit the head of a batch, which needs more than [`COMPACTED_OFFSETS_MAX`].
+    /// they do not fit the head of a batch, which needs more than eight times [`BYTES_MAX`].
     pub fn new(offset_count: u32, deltas: Vec<u32>) -> Option<Self> {
         let is_sorted = deltas.is_sorted_by(|a, b| a < b);
         let is_within = deltas.last().is_some_and(|last| *last < offset_count);
@@ -168,6 +177,9 @@ mod tests {
     use super::super::testing::seeded;
     use super::*;
 
+    /// Offsets that the longest bitmap covers.
+    const OFFSETS_MAX: u32 = (BYTES_MAX as u32) * 8;
+
     fn round_trip(kept: &KeptOffsets) -> usize {
         let mut bytes = BytesMut::new();
         kept.encode_to(&mut bytes);
@@ -207,10 +219,10 @@ mod tests {
 
     #[test]
     fn every_batch_within_the_limit_fits_a_head() {
-        let half: Vec<u32> = (0..COMPACTED_OFFSETS_MAX).filter(|delta| delta % 2 == 0).collect();
-        let kept = KeptOffsets::new(COMPACTED_OFFSETS_MAX, half.clone()).unwrap();
+        let half: Vec<u32> = (0..OFFSETS_MAX).filter(|delta| delta % 2 == 0).collect();
+        let kept = KeptOffsets::new(OFFSETS_MAX, half.clone()).unwrap();
         assert!(round_trip(&kept) <= super::super::HEAD_BYTES_MAX - 200);
-        assert_eq!(KeptOffsets::new(2 * COMPACTED_OFFSETS_MAX, half), None);
+        assert_eq!(KeptOffsets::new(2 * OFFSETS_MAX, half), None);
         // A few records of a large batch always fit.
         round_trip(&KeptOffsets::new(u32::MAX, vec![7, u32::MAX - 1]).unwrap());
     }
