@@ -74,6 +74,8 @@ const SEALS_MAX: u32 = 3;
 struct DirtyTable {
     /// End of that round.
     upto: u64,
+    /// Time that they had waited when this leader first saw them, and when that was.
+    waited: Duration,
     since: Instant,
     /// When its records were last made cleanable.
     sealed: Option<Instant>,
@@ -95,14 +97,22 @@ impl CleanupRounds {
         });
     }
 
-    /// Returns whether records of a partition have waited for a round as long as they may.
-    fn is_late(&mut self, table: &CompactedPartition, now: Instant, lag: Duration) -> bool {
+    /// Returns whether records of a partition have waited for a round as long as they may. `waited`
+    /// returns the time that they have waited already.
+    fn is_late(
+        &mut self,
+        table: &CompactedPartition,
+        now: Instant,
+        lag: Duration,
+        waited: impl FnOnce() -> Duration,
+    ) -> bool {
         if !table.is_dirty() {
             return false;
         }
-        let new = DirtyTable { upto: table.state.upto, since: now, sealed: None, seals: 0 };
-        let dirty = self.dirty.entry(table.id).or_insert(new);
-        now.saturating_duration_since(dirty.since) >= lag
+        let upto = table.state.upto;
+        let new = || DirtyTable { upto, waited: waited(), since: now, sealed: None, seals: 0 };
+        let dirty = self.dirty.entry(table.id).or_insert_with(new);
+        now.saturating_duration_since(dirty.since) + dirty.waited >= lag
     }
 
     /// Returns whether the records of a late partition were not made cleanable lately.
@@ -164,7 +174,8 @@ impl Cluster {
             if table.is_open() && clean.is_some() {
                 waiting = waiting.max(Some(table.state.round_index));
             }
-            let is_late = rounds.is_late(&table, now, lag);
+            let waited = || shard.dirty_age(id, table.state.upto, now_us);
+            let is_late = rounds.is_late(&table, now, lag, waited);
             if is_late && rounds.must_seal(id, now, lag) {
                 late.push((id, table.next_offset));
             }
@@ -297,6 +308,23 @@ mod tests {
         assert_eq!(due(Some(8), 5_000..last + 1), first);
         let again = last + lag.as_secs();
         assert_eq!(due(Some(8), last + 1..again + 1), [again]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_wait_before_a_leader_counts() {
+        let (lag, now) = (Duration::from_secs(3_600), Instant::now());
+        let state = CleanupState { upto: 100, ..CleanupState::default() };
+        let table = CompactedPartition { id: PartitionId(7), state, next_offset: 200 };
+        let mut rounds = CleanupRounds::default();
+        let mut is_late = |table, seconds, waited| {
+            rounds.is_late(table, now + Duration::from_secs(seconds), lag, || {
+                Duration::from_secs(waited)
+            })
+        };
+        assert!(!is_late(&table, 0, 3_000));
+        assert!(!is_late(&table, 599, 0) && is_late(&table, 600, 0));
+        let clean = CompactedPartition { next_offset: 100, ..table };
+        assert!(!is_late(&clean, 9_000, 9_000));
     }
 
     #[test]

@@ -159,6 +159,17 @@ impl Wal {
         self.shared.lock().clean_marks.get(&stream).copied().unwrap_or_default()
     }
 
+    /// Returns a time that the first entry at or above a position is not newer than: its own where
+    /// it is in memory, else that of the newest one in its segment.
+    pub fn time_from(&self, stream: u64, position: u64) -> Option<u64> {
+        let core = self.shared.lock();
+        let stream = core.log.streams.get(&stream)?;
+        let in_memory = stream.refs.get(stream.refs.partition_point(|it| it.next() <= position));
+        let in_segment = stream.rows.iter().map(|row| row.row).find(|row| row.next > position);
+        let times = [in_memory.map(|it| it.time), in_segment.map(|it| it.last_time)];
+        times.into_iter().flatten().min()
+    }
+
     /// Returns the position of the stream below which all entries can be rewritten now: the start
     /// of the first share that is not sealed or has not left the Raft log.
     ///

@@ -580,6 +580,26 @@ fn a_checkpoint_is_needed_only_for_segments_that_it_does_not_cover() {
 }
 
 #[test]
+fn times_from_a_position_on_need_no_read() {
+    let mut log = filled();
+    for _ in 0..10 {
+        log.append(3, 1500);
+    }
+    log.finish_work();
+    let rows = log.wal().stream_rows(3);
+    assert!(rows.len() > 2 && rows[0].sealed && !rows.last().unwrap().sealed);
+    for (_, placement) in log.kept.values().filter(|(_, it)| it.stream == 3) {
+        let row = rows.iter().find(|row| row.next > placement.first).unwrap();
+        let expected = if row.sealed { row.last_time } else { placement.time };
+        for position in placement.first..placement.first + 3 {
+            assert_eq!(log.wal().time_from(3, position), Some(expected));
+        }
+    }
+    assert_eq!(log.wal().time_from(3, 180), None, "the end");
+    assert_eq!(log.wal().time_from(9, 0), None, "an unknown stream");
+}
+
+#[test]
 fn refused_requests_change_nothing_and_can_be_repeated() {
     let mut log = filled();
     let done = clean(&log.wal(), Arc::new(Refuses), &[(1, 90)]);

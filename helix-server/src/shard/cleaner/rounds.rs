@@ -126,6 +126,12 @@ impl Shard {
         self.machine.read_state(|state| state.compacted_partitions().map(of).collect())
     }
 
+    /// Returns how long the records from an offset on have waited at least, by their append times.
+    pub fn dirty_age(&self, partition: PartitionId, from: u64, now_us: u64) -> Duration {
+        let time_us = self.wal.time_from(partition.0, from).unwrap_or(now_us);
+        Duration::from_micros(now_us.saturating_sub(time_us))
+    }
+
     /// Returns the next round of a partition, if one is due.
     pub fn next_cleanup(&self, partition: PartitionId, limits: NextRound) -> Option<CleanupRound> {
         // Before the log is asked, so that everything below the next offset is placed in it.
