@@ -153,10 +153,11 @@ async fn data_shard(page: &mut MetricsPage, shard: &Shard, disk: &mut Disk) {
     page.put(MetricName::CleanerReadBytes, &[id], cleaner.read_bytes);
     page.put(MetricName::CleanerBehind, &[id], cleaner.behind_partitions);
     page.put(MetricName::CleanerUncleanable, &[id], cleaner.uncleanable_partitions);
-    page.put(MetricName::CleanerTableBytes, &[id], cleaner.table_bytes);
-    page.put(MetricName::CleanerDirtyBytes, &[id], cleaner.dirty_bytes);
-    page.put_f64(MetricName::CleanerLag, &[id], cleaner.lag.as_secs_f64());
     page.put(MetricName::CleanerBlocked, &[id], cleaner.blocked_partitions);
+    let tables = shard.table_sizes().await;
+    page.put(MetricName::CleanerTableBytes, &[id], tables.bytes);
+    page.put(MetricName::CleanerDirtyBytes, &[id], tables.dirty_bytes);
+    page.put_f64(MetricName::CleanerLag, &[id], tables.lag.as_secs_f64());
     wal(page, id, &status.wal);
     disk.add(&status.wal);
 }

@@ -43,6 +43,7 @@ pub use append::{AppendPermit, BatchAck, Durability, NewBatch, PendingAck};
 use cleaner::CleanerReport;
 pub use cleaner::{
     CleanerStats, CleanerWorker, CompactedPartition, KeyMapMemory, NextRound, PartitionCleanup,
+    TableSizes,
 };
 pub use group_sessions::{GroupSessions, HeartbeatDetails, MemberSession};
 pub use groups::GroupWatch;

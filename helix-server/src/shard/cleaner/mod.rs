@@ -33,7 +33,7 @@ pub use key_map::KeyMapMemory;
 use key_map::PassMemory;
 use pass::{CleanFilter, CleanPass, StoredBytes};
 pub(super) use report::CleanerReport;
-pub use report::{CleanerStats, PartitionCleanup};
+pub use report::{CleanerStats, PartitionCleanup, TableSizes};
 pub use rounds::{CompactedPartition, NextRound};
 pub use worker::CleanerWorker;
 

@@ -9,7 +9,9 @@ use tokio::time::Instant;
 
 use super::super::Shard;
 use super::{DueRound, PassError};
-use crate::limits::{CLEANER_RETRY_DELAY, CLEANER_STREAMS_MAX, CLEANUP_REPORT_MAX};
+use crate::limits::{
+    CLEANER_RETRY_DELAY, CLEANER_STREAMS_MAX, CLEANUP_REPORT_MAX, PARTITIONS_PER_TURN,
+};
 use crate::log::{Partition, PartitionId};
 use crate::sync;
 
@@ -37,11 +39,15 @@ pub struct CleanerStats {
     pub blocked_partitions: u64,
     /// Partitions whose last attempts failed.
     pub uncleanable_partitions: u64,
-    /// Bytes of compacted partitions in this log.
-    pub table_bytes: u64,
-    /// Bytes of them that are not compacted here.
+}
+
+/// Sizes of the compacted partitions in the log of a shard.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct TableSizes {
+    pub bytes: u64,
+    /// Bytes of segments with records that are not compacted here.
     pub dirty_bytes: u64,
-    /// Age of the oldest segment with records that are not compacted here, by its newest record.
+    /// Age of the oldest of these segments, by its newest record.
     pub lag: Duration,
 }
 
@@ -301,12 +307,8 @@ impl Shard {
                 (behind + u64::from(is_behind), blocked + u64::from(is_blocked(it, mark)))
             })
         });
-        let (table_bytes, dirty_bytes, lag) = self.dirty(&marks);
         let inner = sync::lock(&self.cleaner.inner);
         CleanerStats {
-            table_bytes,
-            dirty_bytes,
-            lag,
             passes: inner.passes,
             read_bytes: inner.read_bytes,
             behind_partitions,
@@ -315,25 +317,29 @@ impl Shard {
         }
     }
 
-    /// Returns the bytes of compacted partitions, those that are not compacted here, and the lag,
-    /// of as many partitions as one pass takes.
-    fn dirty(&self, marks: &BTreeMap<u64, CleanMark>) -> (u64, u64, Duration) {
+    /// Returns the sizes of all compacted partitions. Yields to other tasks every
+    /// [`PARTITIONS_PER_TURN`] partitions.
+    pub async fn table_sizes(&self) -> TableSizes {
+        let marks = self.wal.clean_marks();
         let of = |it: &Partition| (it.id, it.log_start, it.cleanup.upto);
-        let tables: Vec<(PartitionId, u64, u64)> = self.machine.read_state(|state| {
-            state.compacted_partitions().take(CLEANER_STREAMS_MAX).map(of).collect()
-        });
+        let tables: Vec<(PartitionId, u64, u64)> =
+            self.machine.read_state(|state| state.compacted_partitions().map(of).collect());
         let now_us = self.clock.retention_us().unwrap_or(0);
-        let (mut all, mut dirty, mut lag_us) = (0, 0, 0);
-        for (id, log_start, upto) in tables {
-            let clean = marks.get(&id.0).map_or(0, |mark| mark.upto).min(upto).max(log_start);
-            for row in self.wal.stream_rows(id.0) {
-                all += row.bytes;
-                if row.next > clean {
-                    dirty += row.bytes;
-                    lag_us = lag_us.max(now_us.saturating_sub(row.last_time));
+        let (mut sizes, mut lag_us) = (TableSizes::default(), 0);
+        for some in tables.chunks(PARTITIONS_PER_TURN) {
+            tokio::task::yield_now().await;
+            for (id, log_start, upto) in some {
+                let mark = marks.get(&id.0).map_or(0, |mark| mark.upto);
+                let clean = mark.min(*upto).max(*log_start);
+                for row in self.wal.stream_rows(id.0) {
+                    sizes.bytes += row.bytes;
+                    if row.next > clean {
+                        sizes.dirty_bytes += row.bytes;
+                        lag_us = lag_us.max(now_us.saturating_sub(row.last_time));
+                    }
                 }
             }
         }
-        (all, dirty, Duration::from_micros(lag_us))
+        TableSizes { lag: Duration::from_micros(lag_us), ..sizes }
     }
 }
