@@ -513,6 +513,14 @@ pub const GROUP_ASSIGNMENT_INTERVAL: Duration = Duration::from_millis(100);
 /// Entries of a shard's coordinator in flight.
 pub const GROUP_PROPOSALS_MAX: usize = 32;
 
+/// Estimated bytes of a shard's groups in a checkpoint. Beyond them the leader refuses what makes a
+/// group larger, so that replicas accept the shard's snapshots. The bytes of a checkpoint are at
+/// most 7/4 of the estimate.
+pub const GROUPS_BYTES_MAX: usize = 128 << 20;
+
+/// Patterns whose match with the cluster's topics a node remembers.
+pub const REMEMBERED_PATTERNS_MAX: usize = 10_000;
+
 /// Groups in one page of a list.
 pub const GROUPS_PER_PAGE_MAX: usize = 1_000;
 pub const GROUPS_PER_PAGE_DEFAULT: usize = 100;

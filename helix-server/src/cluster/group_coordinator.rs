@@ -10,13 +10,14 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::client::{Cluster, unexpected};
+use super::machine::ClusterMachine;
 use super::peer_messages::{PeerRequest, PeerResponse};
 use super::state::ClusterState;
 use crate::error::{Error, Result};
 use crate::limits::{GROUP_ASSIGNMENT_INTERVAL, GROUP_PROPOSALS_MAX, READY_WAIT_MAX};
 use crate::log::{
     Assignment, ClusterCommand, ClusterReply, ConsumerGroup, GroupChange, MatchedTopic,
-    ROWS_PER_ENTRY_MAX, TopicInfo, is_pattern, pattern_matches,
+    ROWS_PER_ENTRY_MAX, TopicInfo, is_pattern,
 };
 use crate::protocol::GROUPS;
 use crate::shard::Shard;
@@ -38,6 +39,8 @@ pub struct CoordinatorRound {
     due: BTreeMap<Arc<str>, Instant>,
     /// Last computations that are more recent than the interval between two.
     assigned: BTreeMap<Arc<str>, Instant>,
+    /// Deleted topics that groups still have offsets of.
+    dropped: BTreeMap<Arc<str>, Vec<u64>>,
 }
 
 impl CoordinatorRound {
@@ -91,6 +94,7 @@ impl Cluster {
         round.changed.append(&mut shard.take_changed_groups());
         if shard.read_groups(|groups| groups.is_empty()) {
             round.changed.clear();
+            round.dropped.clear();
             shard.group_sessions().clear();
             return Ok(None);
         }
@@ -119,41 +123,21 @@ impl Cluster {
                 groups.iter().filter(with_members).map(|(name, _)| name.clone()).collect()
             });
             groups.into_iter().for_each(|group| round.schedule(group));
-            self.forget_dropped_topics(shard).await?;
+            round.dropped = self.dropped_topics(shard);
         }
         round.version = version;
-        self.remove_silent_members(shard).await?;
+        remove_silent_members(shard).await?;
         let due = round.take_due();
-        let mut failed = None;
-        for groups in due.chunks(GROUP_PROPOSALS_MAX) {
-            let assigned = groups.iter().map(|group| self.assign_group(shard, group));
-            let failures = join_all(assigned).await.into_iter().filter_map(Result::err);
-            failed = failures.last().or(failed);
-        }
-        if let Some(error) = failed {
+        let assigned = in_turns(&due, |group| self.assign_group(shard, group)).await;
+        if let Err(error) = assigned {
             due.into_iter().for_each(|group| round.schedule(group));
             return Err(error);
         }
+        // Last and a few at a time, so that members never wait for many of them.
+        forget_dropped_topics(shard, &mut round.dropped).await?;
         let next = round.due.values().min().copied();
-        Ok(next.into_iter().chain(shard.group_sessions().next_expiry()).min())
-    }
-
-    async fn remove_silent_members(&self, shard: &Shard) -> Result<()> {
-        for (group, members) in shard.group_sessions().expired() {
-            for members in members.chunks(MEMBERS_PER_ENTRY) {
-                // Some may have been heard during an earlier proposal.
-                let members = shard.group_sessions().end_expired(&group, members);
-                if members.is_empty() {
-                    continue;
-                }
-                shard.metrics().on_expired_members(members.len() as u64);
-                tracing::info!(%group, ?members, "removing members past their session timeouts");
-                shard.change_group(&group, GroupChange::RemoveMembers { members }).await?;
-            }
-            shard
-                .read_groups(|groups| shard.group_sessions().sync_with(&group, groups.get(&group)));
-        }
-        Ok(())
+        let next = next.into_iter().chain(shard.group_sessions().next_expiry());
+        Ok(next.chain((!round.dropped.is_empty()).then(Instant::now)).min())
     }
 
     async fn assign_group(&self, shard: &Shard, name: &Arc<str>) -> Result<()> {
@@ -190,7 +174,7 @@ impl Cluster {
         if self.is_older_than_assignment(&group) {
             self.catch_up().await?;
         }
-        let topics = self.machine().read(|state| matched_topics(state, &group));
+        let topics = matched_topics(self.machine(), &group);
         Ok(group.next_assignment(&topics).map(|assignment| (topics, assignment)))
     }
 
@@ -205,20 +189,17 @@ impl Cluster {
         })
     }
 
-    async fn forget_dropped_topics(&self, shard: &Shard) -> Result<()> {
-        let named: Vec<(Arc<str>, Vec<u64>)> = shard.read_groups(|groups| {
+    /// Returns the deleted topics that groups still have offsets of.
+    fn dropped_topics(&self, shard: &Shard) -> BTreeMap<Arc<str>, Vec<u64>> {
+        let mut named: BTreeMap<Arc<str>, Vec<u64>> = shard.read_groups(|groups| {
             let topics = |group: &ConsumerGroup| group.topic_names().map(|(id, _)| id).collect();
             groups.iter().map(|(name, group)| (name.clone(), topics(group))).collect()
         });
-        for (group, mut topic_ids) in named {
+        named.retain(|_, topic_ids| {
             self.machine().read(|state| topic_ids.retain(|id| state.is_deleted(*id)));
-            for topic_ids in topic_ids.chunks(ROWS_PER_ENTRY_MAX) {
-                let topic_ids = topic_ids.to_vec();
-                tracing::info!(%group, ?topic_ids, "forgetting offsets of deleted topics");
-                shard.change_group(&group, GroupChange::ForgetTopics { topic_ids }).await?;
-            }
-        }
-        Ok(())
+            !topic_ids.is_empty()
+        });
+        named
     }
 
     /// Returns the shard of a group; `None` if the group cannot exist yet.
@@ -300,19 +281,79 @@ const PROTOCOL_WAIT_MAX: Duration = Duration::from_secs(1);
 /// Delay before the leader of a shard is asked again.
 const RETRY_DELAY: Duration = Duration::from_millis(20);
 
+/// Takes a step for each of the items, [`GROUP_PROPOSALS_MAX`] at once. Returns the last error.
+async fn in_turns<'a, T, F>(items: &'a [T], step: impl Fn(&'a T) -> F) -> Result<()>
+where
+    F: Future<Output = Result<()>>,
+{
+    let mut outcome = Ok(());
+    for items in items.chunks(GROUP_PROPOSALS_MAX) {
+        for stepped in join_all(items.iter().map(&step)).await {
+            outcome = stepped.and(outcome);
+        }
+    }
+    outcome
+}
+
+async fn remove_silent_members(shard: &Shard) -> Result<()> {
+    let sessions = shard.group_sessions();
+    let expired = sessions.expired();
+    let entries = expired.iter().flat_map(|(group, members)| {
+        members.chunks(MEMBERS_PER_ENTRY).map(move |members| (group, members))
+    });
+    let entries: Vec<_> = entries.collect();
+    in_turns(&entries, |&(group, members)| async move {
+        // Some may have been heard during an earlier proposal.
+        let members = sessions.end_expired(group, members);
+        if !members.is_empty() {
+            shard.metrics().on_expired_members(members.len() as u64);
+            tracing::info!(%group, ?members, "removing members past their session timeouts");
+            shard.change_group(group, GroupChange::RemoveMembers { members }).await?;
+        }
+        shard.read_groups(|groups| sessions.sync_with(group, groups.get(group)));
+        Ok(())
+    })
+    .await
+}
+
+/// Forgets the next of these dropped topics, with one entry for each of a few groups.
+async fn forget_dropped_topics(
+    shard: &Shard,
+    dropped: &mut BTreeMap<Arc<str>, Vec<u64>>,
+) -> Result<()> {
+    let next = dropped.iter().take(GROUP_PROPOSALS_MAX);
+    let next = next.map(|(group, topic_ids)| {
+        (group.clone(), topic_ids.iter().copied().take(ROWS_PER_ENTRY_MAX).collect::<Vec<_>>())
+    });
+    let next: Vec<_> = next.collect();
+    in_turns(&next, |(group, topic_ids)| {
+        tracing::info!(%group, ?topic_ids, "forgetting offsets of deleted topics");
+        shard.change_group(group, GroupChange::ForgetTopics { topic_ids: topic_ids.clone() })
+    })
+    .await?;
+    for (group, forgotten) in next {
+        let Some(topic_ids) = dropped.get_mut(&group) else { continue };
+        topic_ids.drain(..forgotten.len());
+        if topic_ids.is_empty() {
+            dropped.remove(&group);
+        }
+    }
+    Ok(())
+}
+
 /// Returns the topics that a group subscribes to, in the order of their ids.
-fn matched_topics(state: &ClusterState, group: &ConsumerGroup) -> Vec<MatchedTopic> {
+pub fn matched_topics(machine: &ClusterMachine, group: &ConsumerGroup) -> Vec<MatchedTopic> {
     let subscriptions = group.subscriptions();
     let (patterns, names): (Vec<&str>, Vec<&str>) =
         subscriptions.into_iter().partition(|text| is_pattern(text));
-    let mut topics: BTreeMap<u64, &Arc<TopicInfo>> = BTreeMap::new();
-    let named = names.into_iter().filter_map(|name| state.topic(name));
-    topics.extend(named.map(|topic| (topic.id, topic)));
+    let mut topics: BTreeMap<u64, Arc<TopicInfo>> = machine.read(|state| {
+        let named = names.into_iter().filter_map(|name| state.topic(name));
+        named.map(|topic| (topic.id, topic.clone())).collect()
+    });
     if !patterns.is_empty() {
-        let matches = |topic: &&Arc<TopicInfo>| {
-            patterns.iter().any(|pattern| pattern_matches(pattern, &topic.name))
-        };
-        topics.extend(state.all_topics().filter(matches).map(|topic| (topic.id, topic)));
+        // After the names, so that a topic of both is the newer one.
+        let snapshot = machine.topic_snapshot();
+        topics.extend(snapshot.matched_by(&patterns).map(|topic| (topic.id, topic.clone())));
     }
     let matched = topics.into_values().map(|topic| MatchedTopic {
         topic_id: topic.id,
@@ -323,10 +364,14 @@ fn matched_topics(state: &ClusterState, group: &ConsumerGroup) -> Vec<MatchedTop
 }
 
 /// Returns the subscribed names and patterns that match no topic.
-pub fn unmatched<'a>(state: &ClusterState, topics: &'a [String]) -> BTreeSet<&'a str> {
-    let is_unmatched = |text: &&str| match is_pattern(text) {
-        true => !state.all_topics().any(|topic| pattern_matches(text, &topic.name)),
-        false => state.topic(text).is_none(),
-    };
-    topics.iter().map(String::as_str).filter(is_unmatched).collect()
+pub fn unmatched<'a>(machine: &ClusterMachine, topics: &'a [String]) -> BTreeSet<&'a str> {
+    let (patterns, names): (Vec<&str>, Vec<&str>) =
+        topics.iter().map(String::as_str).partition(|text| is_pattern(text));
+    let mut unmatched: BTreeSet<&str> = machine
+        .read(|state| names.into_iter().filter(|name| state.topic(name).is_none()).collect());
+    if !patterns.is_empty() {
+        let snapshot = machine.topic_snapshot();
+        unmatched.extend(patterns.into_iter().filter(|pattern| !snapshot.has_match(pattern)));
+    }
+    unmatched
 }

@@ -10,6 +10,7 @@ use helix_wal::Wal;
 use tokio::sync::watch;
 
 use super::state::{ClusterLimits, ClusterState};
+use super::topic_snapshot::TopicSnapshot;
 use crate::log::{AccessState, Head, Verdict};
 use crate::raft::{Machine, to_io};
 use crate::sync;
@@ -23,6 +24,8 @@ pub struct ClusterMachine {
     access: watch::Sender<Arc<AccessState>>,
     /// Protocol version of the state that readers see.
     protocol: AtomicU32,
+    /// Topics of the version of the state that needed them last.
+    topics: Mutex<Arc<TopicSnapshot>>,
 }
 
 #[derive(Debug)]
@@ -57,7 +60,13 @@ impl ClusterMachine {
         let state = ClusterState::new(ClusterLimits::default());
         let protocol = AtomicU32::new(state.protocol());
         let inner = Mutex::new(Inner { wal, state, replaying: None });
-        Self { inner, version: watch::Sender::new(0), access: watch::Sender::default(), protocol }
+        Self {
+            inner,
+            version: watch::Sender::new(0),
+            access: watch::Sender::default(),
+            protocol,
+            topics: Mutex::default(),
+        }
     }
 
     /// Applies `wal` from its beginning, in place of the previous log.
@@ -73,6 +82,17 @@ impl ClusterMachine {
 
     pub fn read<T>(&self, read: impl FnOnce(&ClusterState) -> T) -> T {
         read(&self.lock().state)
+    }
+
+    /// Returns the topics of the state that readers see. Takes them from it once for each version.
+    pub fn topic_snapshot(&self) -> Arc<TopicSnapshot> {
+        let mut known = sync::lock(&self.topics);
+        let newer = self
+            .read(|state| (state.version() != known.version()).then(|| TopicSnapshot::of(state)));
+        if let Some(newer) = newer {
+            *known = Arc::new(newer);
+        }
+        known.clone()
     }
 
     /// Subscribes to the version of the cluster's state.

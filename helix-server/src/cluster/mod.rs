@@ -6,6 +6,7 @@
 //! - `state`: the replicated state, a pure function of shard 0's log. `members` is its part about
 //!   membership; `checkpoint` and `members_record` encode both.
 //! - `machine`: the state machine that applies shard 0's log and that the node reads.
+//!   `topic_snapshot` matches patterns with the topics without its lock.
 //! - `client`: [`Cluster`], the handle that sends commands to shard 0's leader and waits for them.
 //!   `peer_messages` encodes its requests and responses between nodes.
 //! - `bootstrap`: the first shards and topics of a new cluster.
@@ -39,13 +40,14 @@ mod reconcile;
 mod replica_status;
 mod state;
 mod topic_changes;
+mod topic_snapshot;
 mod upgrade;
 
 pub use bootstrap::Bootstrap;
 pub use change_driver::ChangeProgress;
 pub use cleanup_rounds::CleanupRounds;
 pub use client::Cluster;
-pub use group_coordinator::{CoordinatorRound, unmatched};
+pub use group_coordinator::{CoordinatorRound, matched_topics, unmatched};
 pub use machine::ClusterMachine;
 pub use member_addresses::MemberAddresses;
 pub use members::{FIRST_GENERATION, Member, Members};

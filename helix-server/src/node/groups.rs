@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::Node;
 use super::lookup::LocatedPartition;
 use super::shard_slots::ShardSlot;
-use crate::cluster::unmatched;
+use crate::cluster::{matched_topics, unmatched};
 use crate::error::{Error, Result};
 use crate::log::{
     CommittedRow, ConsumerGroup, GroupRefusal, PartitionId, PartitionKey, Refusal, TopicInfo,
@@ -115,6 +115,11 @@ impl Node {
             })
         });
         if is_behind { Box::pin(self.cluster.catch_up()).await } else { Ok(()) }
+    /// Returns the topics that a group subscribes to, in the order of their ids.
+    pub fn matched_topics(&self, group: &ConsumerGroup) -> Vec<MatchedTopic> {
+        matched_topics(self.cluster.machine(), group)
+    }
+
     }
 
     /// Returns the watermarks of a partition as this node's replica has them.
@@ -125,8 +130,7 @@ impl Node {
 
     /// Returns the subscribed names and patterns that match no topic.
     pub fn unmatched_topics(&self, topics: &[String]) -> Vec<String> {
-        let unmatched = self.cluster.machine().read(|state| unmatched(state, topics));
-        unmatched.into_iter().map(str::to_owned).collect()
+        unmatched(self.cluster.machine(), topics).into_iter().map(str::to_owned).collect()
     }
 
     /// Returns the offset at which a reader of a group starts, from any node.
