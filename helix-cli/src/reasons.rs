@@ -229,7 +229,7 @@ pub(crate) fn of(reason: ErrorReason) -> ReasonText {
         ),
         R::GroupLimitReached => text(
             "a limit of consumer groups is reached",
-            "the group, or its shard, has too many members, partitions or groups",
+            "the group, or its shard, has too many members, partitions, groups or bytes",
             "see docs/limits.md, \"Consumer groups\"",
         ),
         R::NodeNotFound => text(

@@ -525,6 +525,22 @@ pub const REMEMBERED_PATTERNS_MAX: usize = 10_000;
 pub const GROUPS_PER_PAGE_MAX: usize = 1_000;
 pub const GROUPS_PER_PAGE_DEFAULT: usize = 100;
 
+/// Members and partitions of a group in one page, and its encoded size. The page ends before the
+/// row that would exceed it, unless that is its first row.
+///
+/// Clients in most languages receive up to 4 MiB. The memory of a page is twice its size.
+pub const GROUP_ROWS_PER_PAGE_MAX: usize = 10_000;
+pub const GROUP_PAGE_BYTES_MAX: usize = 2 << 20;
+
+/// Size of a member, of a partition, and of a remembered change in a page, without topic names,
+/// metadata and other free text. The largest ids fit.
+pub const GROUP_MEMBER_BYTES: usize = 512;
+pub const GROUP_PARTITION_BYTES: usize = 768;
+pub const OFFSET_CHANGE_BYTES: usize = 80;
+
+/// Rows of subscribed partitions that do not fit into an assignment.
+pub const GROUP_LEFT_OUT_MAX: usize = 10_000;
+
 /// Groups of a shard with metrics of their own, and their partitions together.
 pub const GROUP_SERIES_MAX: usize = 100;
 pub const GROUP_LAG_SERIES_MAX: usize = 1_000;

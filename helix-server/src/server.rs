@@ -421,6 +421,7 @@ pub(crate) fn node_settings(config: &ServerConfig, files: &FileBudget) -> NodeSe
             catch_up_bytes: config.catch_up_bytes,
             cleaner_dirty_percent: config.cleaner_dirty_percent,
             cleaner_lag: config.cleaner_lag,
+            groups_bytes: limits::GROUPS_BYTES_MAX,
         },
         scrub_rate: config.scrub_rate,
         pace: config.pace,

@@ -168,7 +168,7 @@ fn group_detail(refusal: &GroupRefusal) -> ErrorDetail {
             let member_ids = first.iter().map(|id| id.to_string()).collect();
             ErrorDetail { member_ids, ..detail(R::GroupNotEmpty) }
         }
-        GroupRefusal::LimitReached { limit, .. } => {
+        GroupRefusal::LimitReached { limit, .. } | GroupRefusal::BytesReached { limit } => {
             ErrorDetail { limit: Some(*limit as u64), ..detail(R::GroupLimitReached) }
         }
     }

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use crate::limits::{BATCH_BYTES_MAX, SHARD_BYTES_IN_FLIGHT_MAX};
+use crate::limits::{BATCH_BYTES_MAX, GROUPS_BYTES_MAX, SHARD_BYTES_IN_FLIGHT_MAX};
 
 /// Maximum bytes of appends in flight per shard and target. A single request may be larger.
 /// A follower syncs about as much in 2 ms; more would only queue.
@@ -59,9 +59,11 @@ pub(super) const CATCH_UP_BURST: u64 = 512 << 10;
 /// Snapshot bytes per message.
 pub(super) const CHUNK_BYTES: usize = 1 << 20;
 /// Largest accepted snapshot.
-/// All producers of a shard take at most about 17 MiB and a partition less than 100 bytes, so this
-/// suffices for more than a million partitions.
+/// All producers of a shard take at most about 17 MiB, a partition less than 100 bytes, and groups
+/// at most 7/4 of [`GROUPS_BYTES_MAX`] before they are refused growth. So this suffices for 150,000
+/// partitions beside as many groups as possible, and for more than a million beside few.
 pub(super) const SNAPSHOT_BYTES_MAX: u64 = 256 << 20;
+const _: () = assert!(GROUPS_BYTES_MAX as u64 / 4 * 7 + (32 << 20) <= SNAPSHOT_BYTES_MAX);
 
 /// Bytes per request for the records of a snapshot. A single batch may be larger.
 /// The next chunk is requested while one is written, so this size and the catch-up rate decide the

@@ -13,8 +13,8 @@ use super::group_sessions::{GroupSessions, HeartbeatDetails};
 use crate::error::{Error, Result};
 use crate::limits;
 use crate::log::{
-    GroupChange, GroupCommand, GroupTable, MemberReport, MemberView, ReportStep, ShardCommand,
-    TopicOffsets,
+    GroupChange, GroupCommand, GroupRefusal, GroupTable, MemberReport, MemberView, ReportStep,
+    ShardCommand, TopicOffsets,
 };
 use crate::sync;
 
@@ -115,12 +115,27 @@ impl Shard {
     /// Proposes a change of a group, and waits until it is applied.
     ///
     /// # Errors
-    /// As [`Self::permit`] and [`Self::command`].
+    /// As [`Self::permit`] and [`Self::command`], and [`GroupRefusal::BytesReached`].
     pub async fn change_group(&self, group: &str, change: GroupChange) -> Result<()> {
         // Held until the entry is applied, so that groups cannot take more memory than batches.
         let _permit = self.permit(entry_bytes(&change)).await?;
         let command = GroupCommand { group: group.to_owned(), change };
+        self.check_growth(&command)?;
         self.command(ShardCommand::Group(Box::new(command))).await
+    }
+
+    /// Checks that a change does not make the shard's groups larger than a snapshot may be. Apply
+    /// does not: it decides the same in every version.
+    fn check_growth(&self, command: &GroupCommand) -> Result<()> {
+        let limit = self.log_limits.groups_bytes;
+        // Tried on a copy without the lock, and only at the limit.
+        let tried = self.read_groups(|groups| {
+            (groups.estimated_len() >= limit).then(|| groups.only(&command.group))
+        });
+        if tried.is_some_and(|group| group.grows_with(command)) {
+            return Err(crate::log::Refusal::from(GroupRefusal::BytesReached { limit }).into());
+        }
+        Ok(())
     }
 
     /// Runs `read` on the groups as applied here.

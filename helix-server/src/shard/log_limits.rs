@@ -1,4 +1,4 @@
-//! Limits of a shard's log, and of its compaction by key.
+//! Limits of a shard's log, of its compaction by key, and of its groups.
 
 use std::time::Duration;
 
@@ -17,6 +17,8 @@ pub struct LogLimits {
     pub cleaner_dirty_percent: u32,
     /// Longest time that records wait for that, and that a leader waits for an open round.
     pub cleaner_lag: Duration,
+    /// Estimated bytes of the shard's groups, beyond which none may grow.
+    pub groups_bytes: usize,
 }
 
 impl LogLimits {
@@ -26,6 +28,7 @@ impl LogLimits {
         key_map_bytes: limits::CLEANER_MAP_BYTES,
         cleaner_dirty_percent: limits::CLEANER_DIRTY_PERCENT,
         cleaner_lag: limits::CLEANER_LAG,
+        groups_bytes: limits::GROUPS_BYTES_MAX,
     };
 }
 

@@ -28,6 +28,8 @@ mod embedded;
 mod fleet;
 mod golden;
 mod group_consumer;
+mod group_limits;
+mod group_pages;
 mod groups;
 mod kill;
 mod limits;

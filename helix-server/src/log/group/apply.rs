@@ -26,24 +26,56 @@ impl GroupTable {
         changed: &mut Vec<Arc<str>>,
     ) -> Applied {
         let name = command.group.as_str();
-        let applied = self.change(index, command);
-        let Some((name, group)) = self.groups.get_key_value(name) else {
-            if applied.is_ok() && matches!(command.change, GroupChange::Delete) {
-                changed.push(name.into());
-            }
-            return applied;
-        };
-        // A group without members and offsets has nothing to keep: later epochs are greater.
-        let (name, is_void) = (name.clone(), group.is_void());
-        if is_void {
-            self.groups.remove(&name);
-        }
         let is_commit =
             matches!(command.change, GroupChange::Commit { .. } | GroupChange::Seek { .. });
-        if applied.is_ok() && !is_commit {
-            changed.push(name);
+        let before = self.len_of(name, is_commit);
+        let applied = self.change(index, command);
+        if let Some((name, group)) = self.groups.get_key_value(name) {
+            // A group without members and offsets has nothing to keep: later epochs are greater.
+            let (name, is_void) = (name.clone(), group.is_void());
+            if is_void {
+                self.groups.remove(&name);
+            }
+            if applied.is_ok() && !is_commit {
+                changed.push(name);
+            }
+        } else if applied.is_ok() && matches!(command.change, GroupChange::Delete) {
+            changed.push(name.into());
         }
+        self.bytes = self.bytes - before + self.len_of(name, is_commit);
         applied
+    }
+
+    /// Estimates the bytes of a group in a checkpoint, without its members for a commit: it leaves
+    /// them alone, and they may be many.
+    fn len_of(&self, name: &str, is_commit: bool) -> usize {
+        let group_len = |group: &Arc<ConsumerGroup>| {
+            let members_len = if is_commit { 0 } else { group.members_len() };
+            name.len() + members_len + group.offsets_len()
+        };
+        self.groups.get(name).map_or(0, group_len)
+    }
+
+    /// Returns a table of only this group, which later changes leave alone.
+    pub fn only(&self, name: &str) -> Self {
+        let mut only = Self::default();
+        if let Some((name, group)) = self.groups.get_key_value(name) {
+            only.bytes = name.len() + group.estimated_len();
+            only.groups.insert(name.clone(), group.clone());
+        }
+        only
+    }
+
+    /// Returns whether a join, commit or seek makes this table larger, which [`Self::only`] has
+    /// returned for its group. Other changes follow from these, or free bytes.
+    pub fn grows_with(mut self, command: &GroupCommand) -> bool {
+        use GroupChange::{Commit, PutMember, Seek};
+        if !matches!(command.change, PutMember { .. } | Commit { .. } | Seek { .. }) {
+            return false;
+        }
+        let before = self.bytes;
+        // A refused command is proposed, so that the reason is that of apply.
+        self.apply(u64::MAX, command, &mut Vec::new()).is_ok() && self.bytes > before
     }
 
     fn change(&mut self, index: u64, command: &GroupCommand) -> Applied {

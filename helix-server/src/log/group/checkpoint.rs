@@ -4,11 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::command::MemberSpec;
-use super::offsets::{CommittedBy, committed_by};
+use super::offsets::{CommittedBy, committed_by, named_topic_len};
 use super::sorted::SortedSet;
 use super::{
-    CommittedRow, ConsumerGroup, GroupMember, GroupMemberSettings, GroupTable, OffsetEvent,
-    OffsetEventKind, PartitionKey,
+    CommittedRow, ConsumerGroup, GroupMember, GroupTable, OffsetEvent, OffsetEventKind,
+    PartitionKey,
 };
 use crate::records::{
     GroupMemberRecord as MemberRecord, GroupRecord, NamedTopic, OffsetEventRecord as EventRecord,
@@ -18,7 +18,6 @@ use crate::records::{
 /// Estimated bytes of records, beyond their texts and rows.
 const GROUP_BYTES: usize = 64;
 const MEMBER_BYTES: usize = 48;
-const NAMED_TOPIC_BYTES: usize = 12;
 /// Estimated bytes of a partition that a member owns or has in its target.
 const PARTITION_BYTES: usize = 8;
 
@@ -30,8 +29,8 @@ impl GroupTable {
     }
 
     /// Estimates the bytes of all records, so that a buffer for them rarely grows.
-    pub(in crate::log) fn estimated_len(&self) -> usize {
-        self.groups.iter().map(|(name, group)| name.len() + estimated_len(group)).sum()
+    pub fn estimated_len(&self) -> usize {
+        self.bytes
     }
 
     /// Restores one group, or returns what is wrong with it.
@@ -39,6 +38,7 @@ impl GroupTable {
         let name: Arc<str> = record.name.as_str().into();
         let broken = |what: &str| format!("group {name:?}: {what}");
         let group = into_group(record).map_err(broken)?;
+        self.bytes += name.len() + group.estimated_len();
         match self.groups.insert(name.clone(), Arc::new(group)) {
             None => Ok(()),
             Some(_) => Err(broken("duplicate group")),
@@ -46,20 +46,29 @@ impl GroupTable {
     }
 }
 
-fn estimated_len(group: &ConsumerGroup) -> usize {
-    let of_member = |(id, member): (&Arc<str>, &GroupMember)| {
-        let GroupMemberSettings { client_name, topics, .. } = &*member.settings;
-        let names = id.len() + member.static_name.len() + client_name.len();
-        let topics: usize = topics.iter().map(|topic| topic.len() + 2).sum();
-        let partitions = member.owned.len() + member.target.len();
-        MEMBER_BYTES + names + topics + partitions * PARTITION_BYTES
-    };
-    let names = group.offsets.names().map(|(_, name)| name).chain(group.dropped_topics.keys());
-    GROUP_BYTES
-        + group.members.iter().map(of_member).sum::<usize>()
-        + group.assigned_topics.len() * PARTITION_BYTES
-        + group.offsets.iter().map(|(_, row)| row.estimated_len()).sum::<usize>()
-        + names.map(|name| NAMED_TOPIC_BYTES + name.len()).sum::<usize>()
+impl ConsumerGroup {
+    /// Estimates the bytes of the group's record, without its name.
+    pub(super) fn estimated_len(&self) -> usize {
+        self.members_len() + self.offsets_len()
+    }
+
+    /// Estimates the bytes of the part that commits and seeks leave alone.
+    pub(super) fn members_len(&self) -> usize {
+        let of_member = |(id, member): (&Arc<str>, &GroupMember)| {
+            let settings = &member.settings;
+            let texts = member.static_name.len() + settings.client_name.len() + settings.topics_len;
+            let partitions = member.owned.len() + member.target.len();
+            MEMBER_BYTES + id.len() + texts + partitions * PARTITION_BYTES
+        };
+        self.members.iter().map(of_member).sum::<usize>()
+            + self.assigned_topics.len() * PARTITION_BYTES
+    }
+
+    /// Estimates the bytes of the other part.
+    pub(super) fn offsets_len(&self) -> usize {
+        let dropped = self.dropped_topics.keys().map(|name| named_topic_len(name));
+        GROUP_BYTES + self.offsets.estimated_len() + dropped.sum::<usize>()
+    }
 }
 
 fn group_record(name: &str, group: &ConsumerGroup) -> GroupRecord {

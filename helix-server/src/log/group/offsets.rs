@@ -12,9 +12,10 @@ use std::sync::Arc;
 use super::sorted::SortedMap;
 use super::{OFFSET_HISTORY_MAX, OffsetUpdate, PartitionKey};
 
-/// Estimated bytes of an encoded row and of an earlier event, without texts.
+/// Estimated bytes of an encoded row, of an earlier event and of a named topic, without texts.
 const ROW_BYTES: usize = 48;
 const EVENT_BYTES: usize = 40;
+const NAMED_TOPIC_BYTES: usize = 12;
 
 /// Part of the rows' number that a growing vector reserves, so that single insertions move few
 /// bytes.
@@ -26,6 +27,8 @@ pub(super) struct OffsetTable {
     topics: SortedMap<u64, TopicRows>,
     /// Rows of all topics.
     len: usize,
+    /// Estimated bytes of the rows and the topics' names in a checkpoint.
+    bytes: usize,
 }
 
 /// Rows of one topic.
@@ -116,9 +119,19 @@ pub(super) fn committed_by(by: &str) -> CommittedBy {
     (!by.is_empty()).then(|| by.into())
 }
 
+/// Estimates the bytes of a topic's name in a checkpoint.
+pub(super) fn named_topic_len(name: &str) -> usize {
+    NAMED_TOPIC_BYTES + name.len()
+}
+
 impl OffsetTable {
     pub(super) fn len(&self) -> usize {
         self.len
+    }
+
+    /// Estimates the bytes of the table in a checkpoint.
+    pub(super) fn estimated_len(&self) -> usize {
+        self.bytes
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = (PartitionKey, &CommittedRow)> {
@@ -139,14 +152,20 @@ impl OffsetTable {
         rows.get(index)
     }
 
+    pub(super) fn has_topic(&self, topic_id: u64) -> bool {
+        self.topics.get(&topic_id).is_some()
+    }
+
     pub(super) fn names(&self) -> impl Iterator<Item = (u64, &Arc<str>)> {
         self.topics.iter().map(|(topic_id, topic)| (*topic_id, &topic.name))
     }
 
     /// Names a topic, unless it has a name.
     pub(super) fn name(&mut self, topic_id: u64, name: &str) {
-        self.topics
-            .get_or_insert_with(topic_id, || TopicRows { name: name.into(), rows: Vec::new() });
+        self.topics.get_or_insert_with(topic_id, || {
+            self.bytes += named_topic_len(name);
+            TopicRows { name: name.into(), rows: Vec::new() }
+        });
     }
 
     /// Stores offsets of a topic that has a name.
@@ -166,12 +185,15 @@ impl OffsetTable {
             };
             match row {
                 Some(row) => {
+                    self.bytes -= row.estimated_len();
                     row.record(change, update.offset);
                     row.set_metadata(&update.metadata);
+                    self.bytes += row.estimated_len();
                 }
                 None => {
                     let mut row = CommittedRow::new(update.number, change, update.offset);
                     row.set_metadata(&update.metadata);
+                    self.bytes += row.estimated_len();
                     new.push(row);
                 }
             }
@@ -193,6 +215,7 @@ impl OffsetTable {
             Ok(_) => Err("duplicate offset"),
             Err(index) => {
                 reserve(&mut topic.rows, 1);
+                self.bytes += row.estimated_len();
                 topic.rows.insert(index, row);
                 self.len += 1;
                 Ok(())
@@ -211,6 +234,8 @@ impl OffsetTable {
     pub(super) fn remove(&mut self, topic_id: u64) -> Option<(Arc<str>, bool)> {
         let TopicRows { name, rows } = self.topics.remove(&topic_id)?;
         self.len -= rows.len();
+        self.bytes -= rows.iter().map(CommittedRow::estimated_len).sum::<usize>();
+        self.bytes -= named_topic_len(&name);
         Some((name, rows.iter().any(|row| row.has_offset)))
     }
 }
@@ -331,7 +356,7 @@ impl CommittedRow {
     }
 
     /// Estimates the bytes of the row in a checkpoint.
-    pub(super) fn estimated_len(&self) -> usize {
+    fn estimated_len(&self) -> usize {
         let text = |by: &CommittedBy| by.as_deref().map_or(0, str::len);
         let earlier = self.earlier().iter().map(|event| EVENT_BYTES + text(&event.by));
         ROW_BYTES + text(&self.by) + self.metadata().len() + earlier.sum::<usize>()

@@ -482,3 +482,48 @@ fn checkpoint_whose_history_does_not_lead_to_its_offset_is_refused() {
     assert_eq!(restored(&bytes), Ok(()));
     assert!(restored(&wrong).unwrap_err().contains("does not lead to its offset"));
 }
+
+#[test]
+fn checkpoint_takes_at_most_seven_quarters_of_its_estimate() {
+    const FIRST: u64 = 1 << 40;
+    const TOPIC: u64 = 1 << 28;
+    let seek = |number, offset| GroupChange::Seek {
+        origin: SeekOrigin { by: String::new(), is_undo: false },
+        topics: offsets(&[(key(TOPIC, number), Some(offset))]),
+        at_us: 1 << 52,
+    };
+    let one = |change| (GROUP.to_owned(), change);
+    let rows = (90_000..91_000).map(|number| one(seek(number, u64::MAX)));
+    let rounds = (0..8).flat_map(|round| (0..100).map(move |number| (number, round)));
+    let events = rounds.map(|(number, round)| one(seek(number, u64::MAX - round)));
+    let groups = (0..100).map(|number| (number.to_string(), seek(number, u64::MAX)));
+    let join = |id: String| GroupChange::PutMember {
+        member: spec(&id, &["t"]),
+        take_over: false,
+        joined_epoch: 0,
+    };
+    let assign = GroupChange::Assign(Assignment {
+        group_epoch: FIRST + 49,
+        topics: vec![(TOPIC, 5_000)],
+        owners: (0..5_000).map(|number| number % 50 + 1).collect(),
+    });
+    let members = (0..50).map(|number| one(join(number.to_string())));
+    let cases: [Vec<(String, GroupChange)>; 5] = [
+        rows.collect(),
+        events.collect(),
+        groups.collect(),
+        members.clone().collect(),
+        members.chain([one(assign)]).collect(),
+    ];
+    for case in cases {
+        let mut state = ShardState::new(StateLimits::default());
+        for (index, (group, change)) in (FIRST..).zip(case) {
+            let command = Box::new(GroupCommand { group, change });
+            let head = Head::Shard(ShardCommand::Group(command));
+            assert_eq!(state.apply(index, &head, &mut Effects::default()), Verdict::Changed);
+        }
+        let (bytes, estimate) = (state.encode().len(), state.groups().estimated_len());
+        assert!(bytes * 4 <= estimate * 7, "{bytes} bytes, estimated {estimate}");
+        assert_eq!(ShardState::decode(&state.encode()).unwrap(), state);
+    }
+}
