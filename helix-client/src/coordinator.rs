@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::future::Future;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use helix_proto::log::v1::LeaderHint;
+use helix_proto::log::v1::{ErrorReason, LeaderHint};
 use tonic::{Response, Status};
 
 use crate::client::{CallAttempts, CallSpec, Client};
@@ -36,10 +36,13 @@ impl Coordinators {
         self.addresses().remove(&slot(group));
     }
 
-    /// Returns the coordinator, else the node that most likely responds.
+    /// Returns the coordinator, else the node that most likely responds. Adds it to `tried`.
     fn next(&self, group: &str, routing: &Routing, tried: &mut Vec<String>) -> Result<Connection> {
         match self.get(group).and_then(|address| routing.node(&address).ok()) {
-            Some(node) => Ok(node),
+            Some(node) => {
+                tried.push(node.address().to_owned());
+                Ok(node)
+            }
             None => routing.next_untried(tried),
         }
     }
@@ -55,8 +58,8 @@ impl Coordinators {
         };
         match error.leader.as_ref().filter(is_other) {
             Some(hint) => self.learn(group, &hint.endpoint),
-            // A final error is the verdict of the coordinator.
-            None if error.retryable => self.forget(group),
+            // A final error is the verdict of the coordinator, but damage is that of a node.
+            None if error.retryable || error.is(ErrorReason::CorruptLog) => self.forget(group),
             None => self.learn(group, node.address()),
         }
         error.leader.as_ref().is_some_and(|hint| is_other(&hint))
@@ -116,7 +119,7 @@ impl Client {
 #[cfg(test)]
 mod tests {
     use helix_proto::error as wire;
-    use helix_proto::log::v1::{ErrorDetail, ErrorReason, GetMetadataResponse, Metadata, Node};
+    use helix_proto::log::v1::{ErrorDetail, GetMetadataResponse, Metadata, Node};
 
     use super::*;
     use crate::config::Config;
@@ -155,6 +158,18 @@ mod tests {
         assert_eq!(known.get("g").as_deref(), Some("n1:1"));
         assert!(!known.on_failure("g", &routing, &node, &Error::timed_out("describe group")));
         assert_eq!(known.get("g"), None);
+    }
+
+    #[tokio::test]
+    async fn damage_on_a_node_sends_the_next_attempt_to_another_one() {
+        let routing = Routing::new(Config::new(["n1:1", "n2:1"])).unwrap();
+        let (known, mut tried) = (Coordinators::default(), Vec::new());
+        known.learn("g", "n1:1");
+        let node = known.next("g", &routing, &mut tried).unwrap();
+        let damaged = failed(ErrorReason::CorruptLog, None);
+        assert!(!known.on_failure("g", &routing, &node, &damaged));
+        assert_eq!(known.get("g"), None, "the verdict of one node");
+        assert_eq!(known.next("g", &routing, &mut tried).unwrap().address(), "n2:1");
     }
 
     #[tokio::test]

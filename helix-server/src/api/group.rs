@@ -214,8 +214,8 @@ impl GroupHandler {
                 let error = Error::InvalidArgument { field: "offsets.metadata", what };
                 return Err(status_at(&error, &topic, number));
             }
-            let found = self.node.find_key(&topic, number, topic_id).await;
-            let (key, _) = found.map_err(|error| status_at(&error, &topic, number))?;
+            let found = self.node.find_key(&topic, topic_id, number).await;
+            let key = found.map_err(|error| status_at(&error, &topic, number))?;
             if !seen.insert(key) {
                 let what = format!("{topic}/{number} is named twice");
                 return Err(Error::InvalidArgument { field: "offsets", what }.into());

@@ -36,7 +36,8 @@ impl Node {
     /// Returns the shard of a group on this node.
     ///
     /// # Errors
-    /// [`Error::GroupNotFound`] if no group of this cluster can exist yet.
+    /// [`Error::GroupNotFound`] if no group of this cluster can exist yet. [`Error::NoLeader`] if
+    /// the shard is not open here, [`Error::CorruptLog`] if that is due to damage on a single node.
     pub async fn find_group(&self, group: &str) -> Result<Arc<Shard>> {
         self.check_member()?;
         match self.cluster.group_shard(group).await? {
@@ -63,23 +64,14 @@ impl Node {
     fn group_shard(&self, shard_id: u64) -> Result<Arc<Shard>> {
         match self.shards.get(shard_id) {
             Some(ShardSlot::Open(shard)) => Ok(shard),
-            Some(ShardSlot::Damaged(what)) => Err(Error::CorruptLog { what }),
-            Some(ShardSlot::Stopped(_)) | None => Err(Error::NoLeader { shard: shard_id }),
+            // Final for the caller, so only where no other node can coordinate the group.
+            Some(ShardSlot::Damaged(what)) if self.is_single_node() => {
+                Err(Error::CorruptLog { what })
+            }
+            Some(ShardSlot::Damaged(_) | ShardSlot::Stopped(_)) | None => {
+                Err(Error::NoLeader { shard: shard_id })
+            }
         }
-    }
-
-    /// Returns the partition that a name, number and id stand for. The id 0 accepts any.
-    ///
-    /// # Errors
-    /// [`Error::TopicRecreated`] if the name belongs to a topic with another id.
-    pub async fn find_key(
-        &self,
-        topic: &str,
-        number: u32,
-        topic_id: u64,
-    ) -> Result<(PartitionKey, LocatedPartition)> {
-        let located = self.find(topic, topic_id, number).await?;
-        Ok((PartitionKey { topic_id: located.topic.id, number }, located))
     }
 
     /// Returns the topic and the location of a partition, if they exist here.

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use super::Node;
 use super::shard_slots::ShardSlot;
 use crate::error::{Error, Result};
-use crate::log::{PartitionId, PartitionLocation, PartitionSettings, Refusal, TopicInfo};
+use crate::log::{
+    PartitionId, PartitionKey, PartitionLocation, PartitionSettings, Refusal, TopicInfo,
+};
 use crate::protocol;
 use crate::shard::Shard;
 
@@ -31,13 +33,7 @@ impl Node {
     /// [`Error::CorruptLog`] or [`Error::NoLeader`] if the shard is not open here, and
     /// [`Error::NotAMember`] on a removed node.
     pub async fn find(&self, topic: &str, id: u64, partition: u32) -> Result<LocatedPartition> {
-        match self.locate_with_id(topic, id, partition) {
-            Err(error) if is_stale(&error) => {
-                self.catch_up().await?;
-                self.locate_with_id(topic, id, partition)
-            }
-            found => found,
-        }
+        self.find_with(|| self.locate_with_id(topic, id, partition)).await
     }
 
     /// Like [`Self::find`], for a topic.
@@ -46,10 +42,23 @@ impl Node {
     /// As [`Self::find`], except for those of partitions.
     pub async fn find_topic(&self, name: &str, id: u64) -> Result<Arc<TopicInfo>> {
         self.check_member()?;
-        match self.cluster.topic_with_id(name, id) {
+        self.find_with(|| self.cluster.topic_with_id(name, id)).await
+    }
+
+    /// Like [`Self::find`], for the key of a partition, whose shard need not be open here.
+    ///
+    /// # Errors
+    /// As [`Self::find`], except for those of shards.
+    pub async fn find_key(&self, topic: &str, id: u64, number: u32) -> Result<PartitionKey> {
+        let (topic, _) = self.find_with(|| self.place(topic, id, number)).await?;
+        Ok(PartitionKey { topic_id: topic.id, number })
+    }
+
+    async fn find_with<T>(&self, find: impl Fn() -> Result<T>) -> Result<T> {
+        match find() {
             Err(error) if is_stale(&error) => {
                 self.catch_up().await?;
-                self.cluster.topic_with_id(name, id)
+                find()
             }
             found => found,
         }
@@ -113,16 +122,28 @@ impl Node {
         self.locate_with_id(topic, 0, partition)
     }
 
-    fn locate_with_id(&self, topic: &str, id: u64, partition: u32) -> Result<LocatedPartition> {
+    /// Returns the topic of a partition, and its place in the cluster.
+    fn place(
+        &self,
+        topic: &str,
+        id: u64,
+        partition: u32,
+    ) -> Result<(Arc<TopicInfo>, PartitionLocation)> {
         self.check_member()?;
         let info = self.cluster.topic_with_id(topic, id)?;
-        let Some(PartitionLocation { shard_id, partition: id }) = info.location(partition) else {
-            return Err(Error::PartitionNotFound {
+        match info.location(partition) {
+            Some(location) => Ok((info, location)),
+            None => Err(Error::PartitionNotFound {
                 topic: topic.to_owned(),
                 partition,
                 partition_count: info.partition_count,
-            });
-        };
+            }),
+        }
+    }
+
+    fn locate_with_id(&self, topic: &str, id: u64, partition: u32) -> Result<LocatedPartition> {
+        let (info, location) = self.place(topic, id, partition)?;
+        let PartitionLocation { shard_id, partition: id } = location;
         match self.shards.get(shard_id) {
             Some(ShardSlot::Open(shard)) => Ok(LocatedPartition {
                 partition: id,

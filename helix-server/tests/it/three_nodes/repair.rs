@@ -697,3 +697,40 @@ async fn single_node_refuses_damaged_records_and_serves_the_rest() {
     assert!(node.restarts().iter().all(|(_, count)| *count == 0), "{:?}", node.restarts());
     node.close().await;
 }
+
+/// The repair note cannot be read, so the log is not replaced.
+#[tokio::test]
+async fn groups_of_a_damaged_log_are_elsewhere_unless_the_node_is_single() {
+    let spoil = |disk: SimulatedDisk| disk.write_file("repair", b"damaged".to_vec());
+    let is_damaged =
+        |node: &Node| matches!(node.locate("default", 0), Err(Error::CorruptLog { .. }));
+    let mut three = SimulatedTrio::start(LIMITS).await;
+    three.first().await.find_or_place_group("readers").await.unwrap();
+    let hurt = 3;
+    three.stop(hurt).await;
+    spoil(three.disks.of(hurt, SHARD));
+    three.restart(hurt).await;
+    let node = three.nodes[&hurt].clone();
+    assert!(is_damaged(&node));
+    until("the node knows where the group is", async || match node.find_group("readers").await {
+        Err(Error::NoLeader { shard: SHARD }) => Some(()),
+        Err(Error::CorruptLog { what }) => panic!("final for the caller: {what}"),
+        _ => None,
+    })
+    .await;
+    // A commit needs no replica of its partition.
+    assert_eq!(node.find_key("default", 0, 0).await.unwrap().number, 0);
+    drop(node);
+    three.stop_all().await;
+
+    let disks = Disks::default();
+    let node = open_single_node(&disks, 0).await;
+    node.find_or_place_group("readers").await.unwrap();
+    node.close().await;
+    spoil(disks.of(1, SHARD));
+    let node = open_single_node(&disks, 0).await;
+    assert!(is_damaged(&node));
+    let refused = node.find_group("readers").await.unwrap_err();
+    assert!(matches!(refused, Error::CorruptLog { .. }), "{refused}");
+    node.close().await;
+}
