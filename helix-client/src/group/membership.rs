@@ -43,8 +43,8 @@ struct MemberState {
     /// End of the session unless the service responds again.
     session_ends: Option<Instant>,
     unmatched_topics: Vec<String>,
-    /// True if partitions have to be released by other members first.
-    has_pending: bool,
+    /// The last response has said that this is the member's part of a current assignment.
+    is_settled: bool,
     /// Errors that the application has not seen.
     errors: Vec<Error>,
     /// The last error was final: the member does not join again.
@@ -155,7 +155,7 @@ impl MemberHandle {
         }
         let session = response.session_timeout.and_then(|it| time::duration(it).ok());
         state.session_ends = session.and_then(|session| sent_at.checked_add(session));
-        state.has_pending = !response.pending.is_empty();
+        state.is_settled = response.settled;
         let has_unmatched = state.unmatched_topics != response.unmatched_topics;
         if has_unmatched {
             state.unmatched_topics.clone_from(&response.unmatched_topics);
@@ -334,10 +334,9 @@ impl MemberHandle {
         self.state().epoch
     }
 
-    /// Returns true once the member has joined and waits for no partition.
+    /// Returns true once the member has its part of the group's current assignment.
     pub(super) fn is_settled(&self) -> bool {
-        let state = self.state();
-        state.epoch != 0 && !state.has_pending
+        self.state().is_settled
     }
 
     pub(super) fn has_failed(&self) -> bool {
@@ -366,7 +365,7 @@ impl MemberHandle {
 
 impl MemberState {
     fn lose_all(&mut self) {
-        (self.epoch, self.session_ends, self.has_pending) = (0, None, false);
+        (self.epoch, self.session_ends, self.is_settled) = (0, None, false);
         (self.has_news, self.has_revoked) = (true, false);
         self.revision += 1;
         for (key, partition) in std::mem::take(&mut self.held) {
@@ -494,6 +493,21 @@ mod tests {
         membership.on_response(7, Instant::now(), response(8, &[]));
         membership.on_response(8, Instant::now(), response(9, &[0]));
         assert_eq!((change(&membership), membership.report().is_settled), (None, true));
+    }
+
+    #[tokio::test]
+    async fn is_settled_as_the_last_response_of_the_membership_says() {
+        let membership = membership();
+        let settled =
+            |partitions: &[u32]| HeartbeatResponse { settled: true, ..response(5, partitions) };
+        membership.on_response(0, Instant::now(), response(5, &[]));
+        assert!(!membership.is_settled(), "joined before the assignment");
+        membership.on_response(5, Instant::now(), settled(&[0]));
+        assert!(membership.is_settled());
+        membership.lose(5, &Error::known(ErrorReason::UnknownMember, ""));
+        assert!(!membership.is_settled());
+        membership.on_response(0, Instant::now(), settled(&[]));
+        assert!(membership.is_settled(), "without partitions");
     }
 
     #[tokio::test]

@@ -119,6 +119,7 @@ impl GroupHandler {
             pending: self.wire_partitions(view.pending),
             unmatched_topics: self.node.unmatched_topics(&view.topics),
             session_timeout: Some(wire_duration(timeout)),
+            settled: view.is_settled,
         }
     }
 

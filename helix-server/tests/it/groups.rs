@@ -169,6 +169,30 @@ async fn heartbeats_of_a_steady_group_write_nothing() {
     let server = TestServer::in_memory().await;
     let mut member = TestMember::new("a", &["default"]);
     member.until_owns(&server, 4).await;
+/// A join may be answered before its assignment exists, or while another member has to release.
+#[tokio::test]
+async fn settled_member_has_its_part_of_the_current_assignment() {
+    let server = TestServer::in_memory().await;
+    let until_settled = async |member: &mut TestMember| {
+        until("the member is settled", async || {
+            member.beat(&server).await.unwrap();
+            member.last.settled.then(|| member.numbers().len())
+        })
+        .await
+    };
+    let mut a = TestMember::new("a", &["default"]);
+    assert_eq!(until_settled(&mut a).await, 4);
+    let mut b = TestMember::new("b", &["default"]);
+    until("the first member has to release", async || {
+        b.beat(&server).await.unwrap();
+        assert!(!b.last.settled, "{:?}", b.last);
+        (b.last.pending.len() == 2).then_some(())
+    })
+    .await;
+    assert_eq!(until_settled(&mut a).await, 2);
+    assert_eq!(until_settled(&mut b).await, 2);
+}
+
     let before = crate::trio::shard_status(&server, 1).await.last_index;
     for _ in 0..20 {
         member.beat(&server).await.unwrap();
