@@ -313,8 +313,9 @@ impl GroupConsumer {
         self.partitions.get(&partition.key())?.position
     }
 
-    /// Returns true once the member has joined and no partition waits for its release by another
-    /// member. [`GroupConsumer::assignment`] may then be empty: other members have all partitions.
+    /// Returns true while the member has its part of the group's current assignment: no partition
+    /// waits for its release. [`GroupConsumer::assignment`] may then be empty: other members have
+    /// all partitions.
     pub fn is_settled(&self) -> bool {
         self.membership.is_settled()
     }

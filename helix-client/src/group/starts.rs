@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use futures_util::StreamExt;
 use futures_util::stream::{FuturesUnordered, iter};
 use helix_proto::log::v1::start_position::Position as WirePosition;
-use helix_proto::log::v1::{ErrorReason, NamedPosition, StartPosition};
+use helix_proto::log::v1::{ErrorReason, StartPosition};
 use tokio::time::sleep;
 use tracing::debug;
 
@@ -33,18 +33,20 @@ pub(super) fn committed(group: &str, policy: StartPolicy) -> StartPosition {
     StartPosition {
         position: Some(WirePosition::CommittedGroup(group.to_owned())),
         commit_fallback: policy.to_wire().into(),
+        reached_offset: None,
     }
 }
 
-/// Returns the position of a partition whose offset is no longer readable, if the policy has one.
-pub(super) fn out_of_range(policy: StartPolicy) -> Option<StartPosition> {
-    let named = match policy {
-        StartPolicy::Safe | StartPolicy::Fail => return None,
-        StartPolicy::Earliest => NamedPosition::Earliest,
-        StartPolicy::Latest => NamedPosition::Latest,
-    };
-    let position = Some(WirePosition::Named(named.into()));
-    Some(StartPosition { position, ..StartPosition::default() })
+/// Returns the position of a reader whose offset is no longer readable, if the policy has one.
+///
+/// The service chooses the start, so that it counts the fallback.
+pub(super) fn overtaken(group: &str, policy: StartPolicy, reached: u64) -> Option<StartPosition> {
+    match policy {
+        StartPolicy::Safe | StartPolicy::Fail => None,
+        StartPolicy::Earliest | StartPolicy::Latest => {
+            Some(StartPosition { reached_offset: Some(reached), ..committed(group, policy) })
+        }
+    }
 }
 
 /// Resolves a position in partitions, and retries for as long as the member has them.

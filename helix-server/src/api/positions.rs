@@ -21,22 +21,29 @@ pub(super) enum ReadPosition {
     Latest,
     /// This many records before the high watermark.
     TailRecords(u64),
-    /// The offset that a group has committed.
+    /// The offset that a group has committed, or that a reader of it has reached.
     Committed {
         group: String,
         fallback: CommitFallback,
+        reached: Option<u64>,
     },
 }
 
 impl ReadPosition {
     pub(super) fn parse(start: Option<StartPosition>) -> Result<Self> {
         let fallback = start.as_ref().map_or(0, |start| start.commit_fallback);
+        let reached = start.as_ref().and_then(|start| start.reached_offset);
         let position = start.and_then(|start| start.position);
-        if fallback != 0 && !matches!(position, Some(Wire::CommittedGroup(_))) {
-            return Err(Error::InvalidArgument {
-                field: "start.commit_fallback",
-                what: "is for a committed_group".to_owned(),
-            });
+        if !matches!(position, Some(Wire::CommittedGroup(_))) {
+            let field = match (fallback, reached) {
+                (0, None) => None,
+                (0, Some(_)) => Some("start.reached_offset"),
+                _ => Some("start.commit_fallback"),
+            };
+            if let Some(field) = field {
+                let what = "is for a committed_group".to_owned();
+                return Err(Error::InvalidArgument { field, what });
+            }
         }
         match position {
             Some(Wire::Offset(offset)) => Ok(Self::Offset(offset)),
@@ -51,7 +58,7 @@ impl ReadPosition {
             Some(Wire::TailRecords(records)) => Ok(Self::TailRecords(records)),
             Some(Wire::CommittedGroup(group)) => {
                 check_group(&group)?;
-                Ok(Self::Committed { group, fallback: parse_fallback(fallback)? })
+                Ok(Self::Committed { group, fallback: parse_fallback(fallback)?, reached })
             }
             None => Err(unset()),
         }
@@ -82,8 +89,8 @@ impl ReadPosition {
                 Ok(found.unwrap_or(high_watermark))
             }
             // Boxed: it may ask another node.
-            Self::Committed { group, fallback } => {
-                Box::pin(node.committed_offset(group, located, *fallback, from)).await
+            Self::Committed { group, fallback, reached } => {
+                Box::pin(node.committed_offset(group, located, *fallback, *reached, from)).await
             }
         }
     }
@@ -116,7 +123,7 @@ mod tests {
     use super::*;
 
     fn parse(position: Option<Wire>) -> Result<ReadPosition> {
-        ReadPosition::parse(Some(StartPosition { position, commit_fallback: 0 }))
+        ReadPosition::parse(Some(StartPosition { position, ..StartPosition::default() }))
     }
 
     #[test]
@@ -131,17 +138,24 @@ mod tests {
     fn parses_a_group_and_its_fallback() {
         let parse = |group: &str, commit_fallback| {
             let position = Some(Wire::CommittedGroup(group.to_owned()));
-            ReadPosition::parse(Some(StartPosition { position, commit_fallback }))
+            let start = StartPosition { position, commit_fallback, ..StartPosition::default() };
+            ReadPosition::parse(Some(start))
         };
-        let committed =
-            |fallback| ReadPosition::Committed { group: "readers".to_owned(), fallback };
+        let committed = |fallback| {
+            let (group, reached) = ("readers".to_owned(), None);
+            ReadPosition::Committed { group, fallback, reached }
+        };
         assert_eq!(parse("readers", 0).unwrap(), committed(CommitFallback::Safe));
         assert_eq!(parse("readers", 3).unwrap(), committed(CommitFallback::Latest));
         assert!(parse("readers", 4).is_err());
         assert!(parse("", 0).is_err() && parse("a b", 0).is_err());
         let position = Some(Wire::Offset(1));
-        let start = StartPosition { position, commit_fallback: 1 };
+        let (commit_fallback, reached_offset) = (1, Some(1));
+        let offset = StartPosition { position, ..StartPosition::default() };
+        let start = StartPosition { commit_fallback, ..offset.clone() };
         assert!(ReadPosition::parse(Some(start)).is_err(), "a fallback without a group");
+        let start = StartPosition { reached_offset, ..offset };
+        assert!(ReadPosition::parse(Some(start)).is_err(), "a reached offset without a group");
     }
 
     #[test]

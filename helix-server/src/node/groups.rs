@@ -125,7 +125,8 @@ impl Node {
         unmatched(self.cluster.machine(), topics).into_iter().map(str::to_owned).collect()
     }
 
-    /// Returns the offset at which a reader of a group starts, from any node.
+    /// Returns the offset at which a reader of a group starts, from any node. An offset that the
+    /// reader has `reached` takes the place of the committed one.
     ///
     /// # Errors
     /// [`Error::NoCommittedOffset`], [`Error::OffsetOutOfRange`] and [`Error::TopicRecreated`] if
@@ -135,9 +136,13 @@ impl Node {
         group: &str,
         located: &LocatedPartition,
         fallback: CommitFallback,
+        reached: Option<u64>,
         from: ReadFrom,
     ) -> Result<u64> {
-        let committed = self.committed_start(group, located).await?;
+        let committed = match reached {
+            Some(reached) => CommittedStart::Offset(reached),
+            None => self.committed_start(group, located).await?,
+        };
         // Read after the group: an offset is committed after its records.
         let watermarks = located.shard.watermarks(located.partition)?;
         let Watermarks { log_start, high_watermark } = watermarks;

@@ -12,10 +12,11 @@ use helix_proto::log::v1::{
     AddPartitionsRequest, CommitOffsetsRequest, DeliveryStatus, DescribeGroupRequest,
     ErrorReason as R, GetOffsetsRequest, LeaveRequest,
 };
+use helix_server::metrics::MetricsPage;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-use crate::groups::{commit_at, groups, offsets};
+use crate::groups::{commit_at, describe, groups, offsets};
 use crate::support::{TestServer, on_both, reason, record, soon};
 use crate::trio::until;
 
@@ -389,6 +390,28 @@ async fn overtaken_offset_stops_its_partition_only() {
     assert!(error.is(R::NoCommittedOffset), "{error}");
 }
 
+/// The group has no committed offset, so only that of the reader is overtaken.
+#[tokio::test]
+async fn fallback_of_a_running_reader_is_counted() {
+    let server = TestServer::in_memory().await;
+    let client = client(&server);
+    let consumer = member(&client).start(StartPolicy::Earliest).auto_commit(AutoCommit::Off);
+    let mut consumer = consumer.join();
+    let partitions = assigned(&mut consumer).await;
+    server.append_to(0, &["a", "b"]).await;
+    read(&mut consumer, 2).await;
+    consumer.pause(&partitions[..1]).unwrap();
+    server.append_to(0, &["c"]).await;
+    server.append_to(0, &["d"]).await;
+    client.admin().trim("default", 0, 3).await.unwrap();
+    consumer.resume(&partitions[..1]).unwrap();
+    assert_eq!(read(&mut consumer, 1).await[&0], ["d"]);
+    let mut page = MetricsPage::default();
+    server.running.node().metrics().write(&mut page);
+    let page = page.to_string();
+    assert!(page.lines().any(|line| line == "helix_group_fallbacks_total 1"), "{page}");
+}
+
 #[tokio::test]
 async fn recreated_topic_is_not_read_silently() {
     let server = TestServer::in_memory().await;
@@ -412,9 +435,21 @@ async fn recreated_topic_is_not_read_silently() {
         }
     };
     assert!(error.is(R::TopicRecreated), "{error}");
+    let is_recreated = async || {
+        let partitions = describe(&server).await.partitions;
+        partitions.last().is_some_and(|it| it.status() == DeliveryStatus::TopicRecreated)
+    };
+    assert!(is_recreated().await, "the group says why the partition stops");
+    until("the earlier topic's offsets are forgotten", async || {
+        offsets(&server).await.is_empty().then_some(())
+    })
+    .await;
+    assert!(is_recreated().await, "the group remembers the earlier topic");
     let partition = consumer.assignment().remove(0);
     consumer.seek(&partition, 0).unwrap();
     assert_eq!(read(&mut consumer, 1).await[&0], ["b"]);
+    soon(consumer.commit_sync()).await.unwrap();
+    assert!(!is_recreated().await);
     soon(consumer.close()).await.unwrap();
 }
 

@@ -131,6 +131,7 @@ pub(crate) fn fetch_from_group(number: u32, fallback: CommitFallback) -> FetchRe
         ..PartitionStart::default()
     };
     FetchRequest { partitions: vec![start], ..FetchRequest::default() }
+            ..StartPosition::default()
 }
 
 #[tokio::test]

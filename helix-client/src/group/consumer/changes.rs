@@ -176,16 +176,15 @@ impl GroupConsumer {
             delay = self.membership.client.config().backoff_max;
         } else if error.is(ErrorReason::OffsetOutOfRange)
             // Otherwise the fallback would skip records of other partitions.
-            && concerned.len() == 1
-            && let Some(position) = starts::out_of_range(self.start)
+            && let [partition] = &concerned[..]
+            && let Some(read) = self.partitions.get_mut(&partition.key())
+            && let Some(reached) = read.position
+            && let Some(position) = starts::overtaken(group, self.start, reached)
         {
             warn!(group, policy = ?self.start, %error, "starting at the fallback");
-            let mut starting = Vec::new();
-            for partition in concerned {
-                let Some(read) = self.partitions.get_mut(&partition.key()) else { continue };
-                read.position = None;
-                starting.push(StartingPartition { partition, ownership: read.ownership });
-            }
+            read.position = None;
+            let (partition, ownership) = (partition.clone(), read.ownership);
+            let starting = vec![StartingPartition { partition, ownership }];
             self.discard(starting.iter().map(|it| it.partition.key()));
             let membership = self.membership.clone();
             self.starting

@@ -612,10 +612,23 @@ fn places() -> Vec<FieldCase> {
                 start: Some(StartPosition {
                     position: Some(Position::CommittedGroup("readers".to_owned())),
                     commit_fallback: 99,
+                    ..StartPosition::default()
                 }),
                 ..earliest(0)
             }),
             Refused(R::InvalidArgument, "start.commit_fallback: 99 is unknown"),
+        ),
+        (
+            &["StartPosition.reached_offset"],
+            from(PartitionStart {
+                start: Some(StartPosition {
+                    position: Some(Position::Offset(0)),
+                    reached_offset: Some(u64::MAX),
+                    ..StartPosition::default()
+                }),
+                ..earliest(0)
+            }),
+            Refused(R::InvalidArgument, "start.reached_offset: is for a committed_group"),
         ),
         (
             &["ResolveOffsetsRequest.topic"],

@@ -52,6 +52,7 @@ impl MemberSlot {
                     Some(_) => CommitFallback::Unspecified.into(),
                     None => reading.fallback.into(),
                 },
+                ..StartPosition::default()
             }),
             until_offset: None,
             topic_id: key.topic_id,
