@@ -36,7 +36,8 @@ pub(crate) enum GroupSubcommand {
     /// Set the offsets of a group in a topic
     ///
     /// Creates the group. Refused while the group has members. `--undo` takes back the last seek of
-    /// each partition; a second `--undo` restores it.
+    /// each partition; a second `--undo` restores it. A seek removes the metadata of the commits,
+    /// and `--undo` does not restore it.
     Seek(GroupSeekArgs),
     /// Move all committed offsets of a group
     ///

@@ -1,7 +1,8 @@
 //! Offsets to commit, and the commits of a member.
 //!
-//! Commits run one after the other, so that they never move an offset back. A partition is released
-//! after its last commit.
+//! Commits run one after the other, so that none overtakes an earlier one. A late copy of an
+//! attempt that was repeated can still move an offset back (`docs/guarantees.md`, late copies). A
+//! partition is released after its last commit.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
