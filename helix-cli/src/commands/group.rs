@@ -104,12 +104,14 @@ fn show_sought(
 
 async fn delete(client: &Client, group: &str, yes: bool) -> anyhow::Result<()> {
     let context = || format!("delete {group}");
-    let found = client.admin().describe_group(group, false).await.with_context(context)?;
+    let found = client.admin().describe_group_page(group, false, 0, "").await;
+    let found = found.with_context(context)?;
     let offsets = found.partitions.iter().filter(|partition| partition.offset.is_some()).count();
+    let more = if found.next_page_token.is_empty() { "" } else { "more than " };
     // No confirmation: the service refuses to delete a group with members.
     if found.members.is_empty() && offsets > 0 && !yes {
         let offsets = units::counted(offsets as u64, "offset");
-        confirm("group", group, &format!("this deletes {group} with {offsets}")).await?;
+        confirm("group", group, &format!("this deletes {group} with {more}{offsets}")).await?;
     }
     client.admin().delete_group(group).await.with_context(context)
 }

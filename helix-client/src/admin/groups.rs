@@ -62,7 +62,8 @@ impl Admin {
 
     /// Describes a group: members, epochs, and for each partition why no records arrive.
     ///
-    /// With `include_history`, also the last changes of each committed offset.
+    /// With `include_history`, also the last changes of each committed offset. A large group takes
+    /// several calls; its state and epochs are those of the first one.
     ///
     /// # Errors
     /// `GROUP_NOT_FOUND`.
@@ -71,9 +72,44 @@ impl Admin {
         group: &str,
         include_history: bool,
     ) -> Result<DescribeGroupResponse> {
+        let pages = all_pages(|page_token| async move {
+            let page = self.describe_group_page(group, include_history, 0, &page_token);
+            let mut page = page.await?;
+            let next = std::mem::take(&mut page.next_page_token);
+            Ok((vec![page], next))
+        });
+        let mut pages = pages.await?.into_iter();
+        let mut whole = pages.next().unwrap_or_default();
+        for page in pages {
+            whole.members.extend(page.members);
+            whole.partitions.extend(page.partitions);
+        }
+        Ok(whole)
+    }
+
+    /// Describes a group, with a page of its members and partitions.
+    ///
+    /// The empty token begins, and `next_page_token` is empty at the end. The service may return
+    /// fewer than `page_size` rows; 0 lets it choose.
+    ///
+    /// # Errors
+    /// `GROUP_NOT_FOUND`; `INVALID_ARGUMENT` if `page_size` is negative or the token is not one of
+    /// a response.
+    pub async fn describe_group_page(
+        &self,
+        group: &str,
+        include_history: bool,
+        page_size: i32,
+        page_token: &str,
+    ) -> Result<DescribeGroupResponse> {
         let call = CallSpec::new("describe group", Repeat::Read);
         let response = self.client.call_coordinator(group, call, |node| {
-            let request = DescribeGroupRequest { group: group.to_owned(), include_history };
+            let request = DescribeGroupRequest {
+                group: group.to_owned(),
+                include_history,
+                page_size,
+                page_token: page_token.to_owned(),
+            };
             async move { node.group().describe_group(request).await }
         });
         response.await
@@ -81,16 +117,28 @@ impl Admin {
 
     /// Returns the committed offsets of a group with their lag. An empty list selects all topics.
     ///
+    /// Many offsets take several calls.
+    ///
     /// # Errors
     /// `GROUP_NOT_FOUND`.
     pub async fn group_offsets(&self, group: &str, topics: &[&str]) -> Result<Vec<OffsetAndLag>> {
         let topics: Vec<_> = topics.iter().map(|&topic| topic.to_owned()).collect();
-        let call = CallSpec::new("get group offsets", Repeat::Read);
-        let response = self.client.call_coordinator(group, call, |node| {
-            let request = GetOffsetsRequest { group: group.to_owned(), topics: topics.clone() };
-            async move { node.group().get_offsets(request).await }
-        });
-        Ok(response.await?.offsets)
+        let topics = &topics;
+        all_pages(|page_token| async move {
+            let call = CallSpec::new("get group offsets", Repeat::Read);
+            let page = self.client.call_coordinator(group, call, |node| {
+                let request = GetOffsetsRequest {
+                    group: group.to_owned(),
+                    topics: topics.clone(),
+                    page_size: 0,
+                    page_token: page_token.clone(),
+                };
+                async move { node.group().get_offsets(request).await }
+            });
+            let page = page.await?;
+            Ok((page.offsets, page.next_page_token))
+        })
+        .await
     }
 
     /// Commits offsets of a group without members, all or none. Creates the group.
@@ -137,7 +185,8 @@ impl Admin {
 
     /// Takes back the last seek of each partition in `topics`; an empty list selects all topics.
     ///
-    /// Taking back twice restores the seek. Returns the changed partitions.
+    /// Taking back twice restores the seek. Metadata stays as it is. Returns the changed
+    /// partitions.
     ///
     /// # Errors
     /// `GROUP_NOT_FOUND`; `GROUP_NOT_EMPTY` as for [`Admin::seek_group`].

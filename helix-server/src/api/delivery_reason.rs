@@ -18,6 +18,8 @@ pub(super) struct DeliveryState<'a> {
     pub(super) has_leader: bool,
     /// The partition has no records, as its leader knows.
     pub(super) is_empty: bool,
+    /// Id of an earlier topic of the name, to which the group's offsets belong.
+    pub(super) earlier_topic: Option<u64>,
     pub(super) offset: Option<&'a OffsetAndLag>,
 }
 
@@ -25,8 +27,10 @@ pub(super) struct DeliveryState<'a> {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct DeliveryOwner<'a> {
     pub(super) id: &'a str,
-    /// Time since its last heartbeat; `None` until this coordinator has heard from it.
-    pub(super) silence: Option<Duration>,
+    /// Time since its last heartbeat, or since this coordinator took over if that is later.
+    pub(super) silence: Duration,
+    /// This coordinator has heard from it.
+    pub(super) is_heard: bool,
     pub(super) session_timeout: Duration,
     pub(super) has_paused: bool,
     /// The quota of its principal delays its reads.
@@ -40,8 +44,10 @@ pub(super) enum Unassigned {
     NoMembers(Option<Duration>),
     /// The assignment is not computed yet.
     Assigning,
-    /// The assignment gives it to no member.
+    /// The group does not subscribe to the topic.
     NotSubscribed,
+    /// The assignment has as many as its limit, which is named.
+    LeftOut { limit: usize, what: &'static str },
     /// Its next owner has not sent a heartbeat since.
     NotTaken,
 }
@@ -66,9 +72,11 @@ impl DeliveryReason {
                 format!("the group has had no members for {} s", since.as_secs())
             }
             Unassigned::Assigning => "the assignment is being computed".to_owned(),
-            Unassigned::NotSubscribed => {
-                "no member subscribes to the topic, or the group has too many partitions".to_owned()
-            }
+            Unassigned::NotSubscribed => "no member subscribes to the topic".to_owned(),
+            Unassigned::LeftOut { limit, what } => format!(
+                "the group subscribes to more than the {limit} {what} of an assignment; subscribe \
+                 to fewer, or use several groups"
+            ),
             Unassigned::NotTaken => "the member takes it over with its next heartbeat".to_owned(),
         };
         Self::new(DeliveryStatus::Unassigned, detail)
@@ -92,8 +100,15 @@ impl DeliveryState<'_> {
             return DeliveryReason { waiting_for: id.to_owned(), ..reason };
         }
         let timeout = owner.session_timeout;
-        if let Some(silence) = owner.silence.filter(|silence| *silence > timeout / SILENT_PART) {
-            let detail = format!("{id} is silent for {silence:?} of its {timeout:?}");
+        let silence = owner.silence;
+        if silence > timeout / SILENT_PART {
+            let detail = match owner.is_heard {
+                true => format!("{id} is silent for {silence:?} of its {timeout:?}"),
+                false => format!(
+                    "the coordinator took over {silence:?} ago and has not heard from {id} since; \
+                     its session timeout is {timeout:?}"
+                ),
+            };
             return DeliveryReason::new(DeliveryStatus::OwnerSilent, detail);
         }
         if owner.has_paused {
@@ -114,6 +129,13 @@ impl DeliveryState<'_> {
             let detail = format!("reads of {id} are over its principal's quota of bytes out");
             DeliveryReason::new(DeliveryStatus::Throttled, detail)
         };
+        if let Some(earlier) = self.earlier_topic {
+            let detail = format!(
+                "the topic was created again, and the group's offsets belong to the earlier one, \
+                 id {earlier}; seek the group to an offset of the new topic"
+            );
+            return DeliveryReason::new(DeliveryStatus::TopicRecreated, detail);
+        }
         let Some(offset) = self.offset else {
             return match owner.is_throttled {
                 _ if self.is_empty => {
@@ -151,7 +173,8 @@ mod tests {
 
     const OWNER: DeliveryOwner<'static> = DeliveryOwner {
         id: "a",
-        silence: Some(Duration::from_secs(2)),
+        silence: Duration::from_secs(2),
+        is_heard: true,
         session_timeout: Duration::from_secs(10),
         has_paused: false,
         is_throttled: false,
@@ -165,6 +188,7 @@ mod tests {
             target: Some("a"),
             has_leader: true,
             is_empty: false,
+            earlier_topic: None,
             offset: None,
         }
     }
@@ -191,9 +215,11 @@ mod tests {
     fn every_status_has_its_cause() {
         use DeliveryStatus as S;
         let of = |owner| DeliveryState { owner: Ok(owner), ..owned() };
-        let silent = DeliveryOwner { silence: Some(Duration::from_millis(5_001)), ..OWNER };
-        let half = DeliveryOwner { silence: Some(Duration::from_secs(5)), ..OWNER };
-        let unheard = DeliveryOwner { silence: None, ..OWNER };
+        let silent = DeliveryOwner { silence: Duration::from_millis(5_001), ..OWNER };
+        let half = DeliveryOwner { silence: Duration::from_secs(5), ..OWNER };
+        let unheard = DeliveryOwner { is_heard: false, ..OWNER };
+        let never_heard = DeliveryOwner { is_heard: false, ..silent };
+        let recreated = || DeliveryState { earlier_topic: Some(5), ..owned() };
         let paused = DeliveryOwner { has_paused: true, ..OWNER };
         let throttled = DeliveryOwner { is_throttled: true, ..OWNER };
         for (state, status, words) in [
@@ -201,6 +227,9 @@ mod tests {
             (of(half), S::Flowing, "has not committed"),
             (of(unheard), S::Flowing, "has not committed"),
             (of(silent), S::OwnerSilent, "a is silent for 5.001s of its 10s"),
+            (of(never_heard), S::OwnerSilent, "took over 5.001s ago and has not heard from a"),
+            (recreated(), S::TopicRecreated, "earlier one, id 5; seek the group"),
+            (DeliveryState { is_empty: true, ..recreated() }, S::TopicRecreated, ""),
             (of(paused), S::Paused, "a has paused"),
             (of(throttled), S::Throttled, "reads of a are over"),
             (DeliveryState { has_leader: false, ..owned() }, S::NoLeader, "no leader"),
@@ -237,6 +266,7 @@ mod tests {
             (Unassigned::NoMembers(Some(Duration::from_millis(61_900))), "no members for 61 s"),
             (Unassigned::Assigning, "is being computed"),
             (Unassigned::NotSubscribed, "no member subscribes"),
+            (Unassigned::LeftOut { limit: 7, what: "topics" }, "more than the 7 topics of an"),
             (Unassigned::NotTaken, "with its next heartbeat"),
         ] {
             let state = DeliveryState { owner: Err(why), ..owned() };
@@ -249,7 +279,7 @@ mod tests {
     fn causes_come_before_their_effects() {
         use DeliveryStatus as S;
         let offset = commit(CommitStatus::BelowLogStart, 4);
-        let silence = Some(Duration::from_secs(9));
+        let silence = Duration::from_secs(9);
         let owner = DeliveryOwner { silence, has_paused: true, is_throttled: true, ..OWNER };
         let mut state = DeliveryState {
             is_topic_deleted: true,
@@ -257,6 +287,7 @@ mod tests {
             target: Some("b"),
             has_leader: false,
             is_empty: true,
+            earlier_topic: None,
             offset: Some(&offset),
         };
         expect(&state, S::TopicDeleted, "");
@@ -264,9 +295,10 @@ mod tests {
         expect(&state, S::WaitingForRelease, "");
         state.target = Some("a");
         expect(&state, S::OwnerSilent, "");
-        state.owner = Ok(DeliveryOwner { silence: None, ..owner });
+        let silence = Duration::ZERO;
+        state.owner = Ok(DeliveryOwner { silence, ..owner });
         expect(&state, S::Paused, "");
-        state.owner = Ok(DeliveryOwner { silence: None, has_paused: false, ..owner });
+        state.owner = Ok(DeliveryOwner { silence, has_paused: false, ..owner });
         expect(&state, S::NoLeader, "");
         state.has_leader = true;
         expect(&state, S::OffsetOutOfRange, "");

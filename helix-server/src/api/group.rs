@@ -439,8 +439,10 @@ impl GroupService for GroupHandler {
         request: Request<GetOffsetsRequest>,
     ) -> Result<Response<GetOffsetsResponse>, Status> {
         authorize_request(&self.node, &request)?;
-        let visible = Visibility::of(&self.node, call_memory(&request).as_deref())?;
-        let offsets = group_offsets::get(&self.node, request.into_inner(), &visible).await?;
+        let call = call_memory(&request);
+        let visible = Visibility::of(&self.node, call.as_deref())?;
+        let request = request.into_inner();
+        let offsets = group_offsets::get(&self.node, request, &visible, call.as_deref()).await?;
         Ok(Response::new(offsets))
     }
 
@@ -458,10 +460,12 @@ impl GroupService for GroupHandler {
         request: Request<DescribeGroupRequest>,
     ) -> Result<Response<DescribeGroupResponse>, Status> {
         authorize_request(&self.node, &request)?;
-        let visible = Visibility::of(&self.node, call_memory(&request).as_deref())?;
+        let call = call_memory(&request);
+        let visible = Visibility::of(&self.node, call.as_deref())?;
         let request = request.into_inner();
-        let description = group_describe::describe(&self.node, request, &visible).await?;
-        Ok(Response::new(description))
+        let described =
+            group_describe::describe(&self.node, request, &visible, call.as_deref()).await?;
+        Ok(Response::new(described))
     }
 
     async fn seek_group(

@@ -14,54 +14,81 @@ use super::authorize::Visibility;
 use super::delivery_reason::{DeliveryOwner, DeliveryReason, DeliveryState, Unassigned};
 use super::group::{wire_duration, wire_partitions};
 use super::group_offsets::{offset_and_lag, read_group};
+use super::group_pages::{GroupPageRequest, GroupRowKey};
 use super::{time, wire_shard_id};
 use crate::error::Result;
+use crate::limits::{
+    GROUP_LEFT_OUT_MAX, GROUP_MEMBER_BYTES, GROUP_PARTITION_BYTES, OFFSET_CHANGE_BYTES,
+};
 use crate::log::{
-    CommittedRow, ConsumerGroup, OffsetEvent, OffsetEventKind, PartitionKey, SortedMap, Watermarks,
-    is_pattern,
+    CommittedRow, ConsumerGroup, GroupMember, MatchedTopic, OffsetEvent, OffsetEventKind,
+    PARTITIONS_PER_GROUP_MAX, PartitionKey, SortedMap, TOPICS_PER_GROUP_MAX, Watermarks,
+    is_pattern, within_limits,
 };
 use crate::node::Node;
 use crate::shard::{MemberSession, Shard};
+use crate::transport::CallMemory;
 
 /// Describes a group, at its coordinator.
 pub(super) async fn describe(
     node: &Node,
     request: DescribeGroupRequest,
     visible: &Visibility,
+    call: Option<&CallMemory>,
 ) -> Result<DescribeGroupResponse> {
+    let page = GroupPageRequest::parse(request.page_size, &request.page_token)?;
     let group = read_group(node, &request.group).await?;
     let shard = node.find_group(&request.group).await?;
-    let targets = group
+    let targets: BTreeMap<PartitionKey, &str> = group
         .members()
-        .flat_map(|(id, member)| member.target.iter().map(move |partition| (*partition, &**id)));
+        .flat_map(|(id, member)| member.target.iter().map(move |partition| (*partition, &**id)))
+        .collect();
+    let subscribed = SubscribedTopics::new(node.matched_topics(&group));
+    let owners = group.owners();
+    let mut keys = subscribed.keys();
+    keys.extend(group.offsets().map(|(key, _)| key));
+    for (topic_id, count) in group.assigned_topics().iter() {
+        let topic_id = *topic_id;
+        keys.extend((0..*count).map(|number| PartitionKey { topic_id, number }));
+    }
     let description = Description {
         node,
         visible,
         group: &group,
         sessions: shard.group_sessions().of_group(&request.group),
         empty_since: shard.group_sessions().empty_since(&request.group),
-        topic_names: group.topic_names().map(|(id, name)| (id, &**name)).collect(),
-        targets: targets.collect(),
-        owners: group.owners(),
+        topics: described_topics(
+            node,
+            &group,
+            keys.iter().chain(owners.keys()).chain(targets.keys()),
+        ),
+        subscribed,
+        targets,
+        owners,
+        include_history: request.include_history,
     };
-    let mut keys: BTreeSet<PartitionKey> = group.offsets().map(|(key, _)| key).collect();
-    for (topic_id, count) in group.assigned_topics().iter() {
-        let topic_id = *topic_id;
-        keys.extend((0..*count).map(|number| PartitionKey { topic_id, number }));
+    keys.retain(|key| visible.sees_topic(description.topic_name(*key)));
+    let members = group.members().map(|(id, _)| GroupRowKey::Member(id.clone()));
+    let rows = members.chain(keys.into_iter().map(GroupRowKey::Partition));
+    let page = page.cut(rows, |row| description.row_bytes(row));
+    page.reserve(call).await?;
+    let (mut members, mut partitions) = (Vec::new(), Vec::new());
+    for row in &page.rows {
+        match row {
+            GroupRowKey::Member(id) => members.extend(description.member(id)),
+            GroupRowKey::Partition(key) => partitions.push(description.partition(*key)),
+        }
     }
-    let partitions = keys
-        .into_iter()
-        .filter(|key| visible.sees_topic(&description.topic_name(*key)))
-        .map(|key| description.partition(key, request.include_history));
     Ok(DescribeGroupResponse {
         state: state_of(&group).into(),
         group_epoch: group.epoch(),
         assignment_epoch: group.assignment_epoch(),
         shard_id: wire_shard_id(shard.id()),
         coordinator_node_id: node.info().node_id,
-        members: group.members().map(|(id, _)| description.member(id)).collect(),
-        partitions: partitions.collect(),
+        members,
+        partitions,
         group: request.group.clone(),
+        next_page_token: page.next_page_token,
     })
 }
 
@@ -77,6 +104,79 @@ pub(super) fn state_of(group: &ConsumerGroup) -> GroupState {
     }
 }
 
+/// A topic with partitions of a group.
+struct DescribedTopic {
+    /// Also of a deleted topic; empty if it is not known.
+    name: String,
+    /// Id of an earlier topic of the name, to which the group's offsets belong.
+    earlier: Option<u64>,
+}
+
+/// Returns the topics of these partitions, by id.
+fn described_topics<'a>(
+    node: &Node,
+    group: &ConsumerGroup,
+    keys: impl Iterator<Item = &'a PartitionKey>,
+) -> BTreeMap<u64, DescribedTopic> {
+    let names: BTreeMap<u64, &str> = group.topic_names().map(|(id, name)| (id, &**name)).collect();
+    let topic_ids: BTreeSet<u64> = keys.map(|key| key.topic_id).collect();
+    let topics = topic_ids.into_iter().map(|id| {
+        let named = || names.get(&id).map(|name| (*name).to_owned());
+        let name = node.topic_of(id).map(|topic| topic.name.clone()).or_else(named);
+        let name = name.unwrap_or_default();
+        (id, DescribedTopic { earlier: group.earlier_topic(id, &name), name })
+    });
+    topics.collect()
+}
+
+/// Topics that a group subscribes to, in the order of their ids.
+struct SubscribedTopics {
+    matched: Vec<MatchedTopic>,
+    /// The first of `matched` that fit into an assignment. The last one may be truncated.
+    fitting: Vec<MatchedTopic>,
+}
+
+impl SubscribedTopics {
+    fn new(matched: Vec<MatchedTopic>) -> Self {
+        Self { fitting: within_limits(&matched), matched }
+    }
+
+    /// Returns the partitions that fit into an assignment, and the first others.
+    fn keys(&self) -> BTreeSet<PartitionKey> {
+        let fitting = self.fitting.iter().flat_map(|topic| partitions_of(topic, 0));
+        let fitting_count =
+            |place: usize| self.fitting.get(place).map_or(0, |topic| topic.partition_count);
+        let left_out = self.matched.iter().enumerate();
+        let left_out =
+            left_out.flat_map(|(place, topic)| partitions_of(topic, fitting_count(place)));
+        fitting.chain(left_out.take(GROUP_LEFT_OUT_MAX)).collect()
+    }
+
+    /// Returns the reason why a partition is not in the current assignment.
+    fn unassigned(&self, key: PartitionKey) -> Unassigned {
+        let place = self.matched.binary_search_by_key(&key.topic_id, |topic| topic.topic_id);
+        let is_matched = |place: &usize| key.number < self.matched[*place].partition_count;
+        let Some(place) = place.ok().filter(is_matched) else { return Unassigned::NotSubscribed };
+        if self.fitting.get(place).is_some_and(|topic| key.number < topic.partition_count) {
+            // The topic or the partition is new.
+            Unassigned::Assigning
+        } else if place >= TOPICS_PER_GROUP_MAX {
+            Unassigned::LeftOut { limit: TOPICS_PER_GROUP_MAX, what: "topics" }
+        } else {
+            Unassigned::LeftOut { limit: PARTITIONS_PER_GROUP_MAX, what: "partitions" }
+        }
+    }
+}
+
+/// Returns the partitions of a topic from a number on.
+fn partitions_of(topic: &MatchedTopic, first: u32) -> impl Iterator<Item = PartitionKey> {
+    let topic_id = topic.topic_id;
+    (first..topic.partition_count).map(move |number| PartitionKey { topic_id, number })
+}
+
+/// Encoded size of a listed partition or subscription without its topic name, at most.
+const LISTED_BYTES: usize = 24;
+
 struct Description<'a> {
     node: &'a Node,
     visible: &'a Visibility,
@@ -84,18 +184,47 @@ struct Description<'a> {
     sessions: SortedMap<Arc<str>, MemberSession>,
     /// When the last member left, if this coordinator knows it.
     empty_since: Option<Instant>,
-    topic_names: BTreeMap<u64, &'a str>,
+    /// Topics of all partitions that the group has or had.
+    topics: BTreeMap<u64, DescribedTopic>,
+    subscribed: SubscribedTopics,
     targets: BTreeMap<PartitionKey, &'a str>,
     owners: BTreeMap<PartitionKey, &'a Arc<str>>,
+    include_history: bool,
 }
 
 impl Description<'_> {
-    fn member(&self, id: &str) -> MemberDescription {
-        let Some(member) = self.group.member(id) else { return MemberDescription::default() };
+    /// Returns the encoded size of a row, at most.
+    fn row_bytes(&self, row: &GroupRowKey) -> usize {
+        match row {
+            GroupRowKey::Member(id) => self.group.member(id).map_or(0, |it| self.member_bytes(it)),
+            GroupRowKey::Partition(key) => self.partition_bytes(*key),
+        }
+    }
+
+    fn member_bytes(&self, member: &GroupMember) -> usize {
+        let listed = member.owned.keys().chain(member.target.iter());
+        let partition = |key: &PartitionKey| self.topic_name(*key).len() + LISTED_BYTES;
+        let topic = |topic: &String| topic.len() + LISTED_BYTES;
+        let topics: usize = member.settings.topics.iter().map(topic).sum();
+        GROUP_MEMBER_BYTES + topics + listed.map(partition).sum::<usize>()
+    }
+
+    fn partition_bytes(&self, key: PartitionKey) -> usize {
+        let row = self.group.offset(key);
+        let metadata = row.map_or(0, |row| row.metadata().len());
+        let history = row
+            .filter(|_| self.include_history)
+            .map_or(0, |row| row.history().map(|event| event.by.len() + OFFSET_CHANGE_BYTES).sum());
+        // The committed offset names the topic again.
+        GROUP_PARTITION_BYTES + 2 * self.topic_name(key).len() + metadata + history
+    }
+
+    fn member(&self, id: &str) -> Option<MemberDescription> {
+        let member = self.group.member(id)?;
         let session = self.sessions.get(id);
         let heard = session.and_then(|session| session.last_heartbeat);
         let timeout = Duration::from_millis(member.settings.session_timeout_ms.into());
-        MemberDescription {
+        Some(MemberDescription {
             member_id: id.to_owned(),
             static_name: member.static_name.to_string(),
             client_name: member.settings.client_name.to_string(),
@@ -105,14 +234,11 @@ impl Description<'_> {
             since_heartbeat: heard.map(|heard| wire_duration(heard.elapsed())),
             owned: self.visible_partitions(member.owned.keys().copied()),
             target: self.visible_partitions(member.target.iter().copied()),
-        }
+        })
     }
 
-    /// Returns the name of a partition's topic, also of a deleted one; empty if it is not known.
-    fn topic_name(&self, key: PartitionKey) -> String {
-        let named = || self.topic_names.get(&key.topic_id).map(|name| (*name).to_owned());
-        let topic = self.node.topic_of(key.topic_id).map(|topic| topic.name.clone());
-        topic.or_else(named).unwrap_or_default()
+    fn topic_name(&self, key: PartitionKey) -> &str {
+        self.topics.get(&key.topic_id).map_or("", |topic| &*topic.name)
     }
 
     /// Returns the names that the caller may see, and every pattern.
@@ -130,14 +256,14 @@ impl Description<'_> {
         partitions
     }
 
-    fn partition(&self, key: PartitionKey, include_history: bool) -> GroupPartition {
-        let topic = self.topic_name(key);
+    fn partition(&self, key: PartitionKey) -> GroupPartition {
+        let topic = self.topic_name(key).to_owned();
         let owner = self.owners.get(&key).map(|id| id.to_string());
         let target = self.targets.get(&key).map(|id| (*id).to_owned());
         let row = self.group.offset(key);
         let offset = row.and_then(|row| offset_and_lag(self.node, topic.clone(), key, row));
         let reason = self.reason(key, owner.as_deref(), target.as_deref(), offset.as_ref());
-        let history = row.filter(|_| include_history).map(history).unwrap_or_default();
+        let history = row.filter(|_| self.include_history).map(history).unwrap_or_default();
         GroupPartition {
             partition: Some(TopicPartition {
                 topic,
@@ -172,11 +298,15 @@ impl Description<'_> {
             is_topic_deleted: self.node.topic_of(key.topic_id).is_none(),
             owner: match owner {
                 Some(owner) => Ok(self.owner(owner, key, shard)),
-                None => Err(self.unassigned(target)),
+                None => Err(self.unassigned(key, target)),
             },
             target,
             has_leader: shard.is_some_and(|shard| shard.leader_hint().is_some()),
             is_empty,
+            earlier_topic: match offset {
+                Some(_) => None,
+                None => self.topics.get(&key.topic_id).and_then(|topic| topic.earlier),
+            },
             offset,
         };
         state.reason()
@@ -190,10 +320,12 @@ impl Description<'_> {
     ) -> DeliveryOwner<'b> {
         let session = self.sessions.get(id);
         let timeout_ms = self.group.member(id).map_or(0, |it| it.settings.session_timeout_ms);
+        let session_timeout = Duration::from_millis(timeout_ms.into());
         DeliveryOwner {
             id,
-            silence: session.and_then(|it| it.last_heartbeat).map(|it| it.elapsed()),
-            session_timeout: Duration::from_millis(timeout_ms.into()),
+            silence: session.map(|it| it.silence(session_timeout)).unwrap_or_default(),
+            is_heard: session.is_some_and(|it| it.last_heartbeat.is_some()),
+            session_timeout,
             has_paused: session.is_some_and(|session| session.details.paused.contains(&key)),
             is_throttled: self.is_throttled(shard, session),
         }
@@ -208,13 +340,13 @@ impl Description<'_> {
         meter.is_some_and(|meter| meter.delays_reads())
     }
 
-    fn unassigned(&self, target: Option<&str>) -> Unassigned {
+    fn unassigned(&self, key: PartitionKey, target: Option<&str>) -> Unassigned {
         if self.group.members().len() == 0 {
             Unassigned::NoMembers(self.empty_since.map(|since| since.elapsed()))
         } else if !self.group.is_assigned() {
             Unassigned::Assigning
         } else if target.is_none() {
-            Unassigned::NotSubscribed
+            self.subscribed.unassigned(key)
         } else {
             Unassigned::NotTaken
         }

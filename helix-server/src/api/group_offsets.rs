@@ -11,24 +11,30 @@ use tonic::Status;
 
 use super::authorize::Visibility;
 use super::group::{GroupHandler, check_group};
+use super::group_pages::{GroupPageRequest, GroupRowKey};
 use super::status::status_at;
 use super::time;
 use crate::clock::Clock;
 use crate::error::{Error, Result};
-use crate::limits::{COMMIT_BYTES_MAX, MEMBER_ID_BYTES_MAX, OFFSETS_PER_COMMIT_MAX};
+use crate::limits::{
+    COMMIT_BYTES_MAX, GROUP_PARTITION_BYTES, MEMBER_ID_BYTES_MAX, OFFSETS_PER_COMMIT_MAX,
+};
 use crate::log::{
     CommittedRow, ConsumerGroup, GroupChange, OffsetUpdate, PartitionKey, SeekOrigin,
     TOPICS_PER_GROUP_MAX, TopicOffsets, Watermarks,
 };
 use crate::node::Node;
 use crate::shard::Shard;
+use crate::transport::CallMemory;
 
 /// Reads the offsets of a group, at its coordinator.
 pub(super) async fn get(
     node: &Node,
     request: GetOffsetsRequest,
     visible: &Visibility,
+    call: Option<&CallMemory>,
 ) -> Result<GetOffsetsResponse> {
+    let page = GroupPageRequest::parse(request.page_size, &request.page_token)?;
     let requested = requested_topics(&request.topics)?;
     let group = read_group(node, &request.group).await?;
     let names: BTreeMap<u64, String> =
@@ -39,12 +45,26 @@ pub(super) async fn get(
             requested.is_empty() || name.is_some_and(|name| requested.contains(name.as_str()));
         is_named && visible.sees_topic(name.map_or("", String::as_str))
     };
-    let rows = group.offsets().filter(|(key, _)| is_requested(key));
-    let offsets = rows.filter_map(|(key, row)| {
-        let topic = names.get(&key.topic_id).cloned().unwrap_or_default();
-        offset_and_lag(node, topic, key, row)
-    });
-    Ok(GetOffsetsResponse { offsets: offsets.collect() })
+    let is_row =
+        |(key, row): &(PartitionKey, &CommittedRow)| row.offset().is_some() && is_requested(key);
+    let rows = group.offsets().filter(is_row).map(|(key, _)| GroupRowKey::Partition(key));
+    let found = |key: &GroupRowKey| match key {
+        GroupRowKey::Partition(key) => group.offset(*key).map(|row| (*key, row)),
+        GroupRowKey::Member(_) => None,
+    };
+    let name = |key: PartitionKey| names.get(&key.topic_id).map_or("", String::as_str);
+    let row_bytes = |key: &GroupRowKey| {
+        let bytes = |(key, row): (PartitionKey, &CommittedRow)| {
+            GROUP_PARTITION_BYTES + name(key).len() + row.metadata().len()
+        };
+        found(key).map_or(0, bytes)
+    };
+    let page = page.cut(rows, row_bytes);
+    page.reserve(call).await?;
+    let offsets = page.rows.iter().filter_map(found);
+    let offsets =
+        offsets.filter_map(|(key, row)| offset_and_lag(node, name(key).to_owned(), key, row));
+    Ok(GetOffsetsResponse { offsets: offsets.collect(), next_page_token: page.next_page_token })
 }
 
 /// Returns the topics that a request names, each once.

@@ -17,6 +17,7 @@ mod delivery_reason;
 mod group;
 mod group_describe;
 mod group_offsets;
+mod group_pages;
 mod health;
 mod keys;
 mod member_changes;

@@ -43,7 +43,7 @@ pub use group::{
     MemberReport, MemberSpec, MemberView, OFFSET_HISTORY_MAX, OFFSETS_PER_GROUP_MAX, OffsetEvent,
     OffsetEventKind, OffsetUpdate, PARTITIONS_PER_GROUP_MAX, PATTERNS_PER_GROUP_MAX, PartitionKey,
     ReportStep, SeekOrigin, SortedMap, SortedSet, TOPICS_PER_GROUP_MAX, TopicOffsets, is_pattern,
-    pattern_matches,
+    pattern_matches, within_limits,
 };
 pub use head::{BatchHead, HEAD_BYTES_MAX, Head, HeadError, ProducerStamp};
 pub use kept_offsets::{COMPACTED_OFFSETS_MAX, KeptOffsets};

@@ -8,8 +8,8 @@ use super::shard_slots::ShardSlot;
 use crate::cluster::{matched_topics, unmatched};
 use crate::error::{Error, Result};
 use crate::log::{
-    CommittedRow, ConsumerGroup, GroupRefusal, PartitionId, PartitionKey, Refusal, TopicInfo,
-    Watermarks,
+    CommittedRow, ConsumerGroup, GroupRefusal, MatchedTopic, PartitionId, PartitionKey, Refusal,
+    TopicInfo, Watermarks,
 };
 use crate::shard::{GroupWatch, ReadFrom, Shard};
 
@@ -107,17 +107,17 @@ impl Node {
             })
         });
         if is_behind { Box::pin(self.cluster.catch_up()).await } else { Ok(()) }
-    /// Returns the topics that a group subscribes to, in the order of their ids.
-    pub fn matched_topics(&self, group: &ConsumerGroup) -> Vec<MatchedTopic> {
-        matched_topics(self.cluster.machine(), group)
-    }
-
     }
 
     /// Returns the watermarks of a partition as this node's replica has them.
     pub fn watermarks_of(&self, key: PartitionKey) -> Option<Watermarks> {
         let (_, shard, partition) = self.locate_key(key)?;
         shard.watermarks(partition).ok()
+    }
+
+    /// Returns the topics that a group subscribes to, in the order of their ids.
+    pub fn matched_topics(&self, group: &ConsumerGroup) -> Vec<MatchedTopic> {
+        matched_topics(self.cluster.machine(), group)
     }
 
     /// Returns the subscribed names and patterns that match no topic.
@@ -197,17 +197,8 @@ impl Node {
             if let Some(offset) = group.offset(key).and_then(CommittedRow::offset) {
                 return CommittedStart::Offset(offset);
             }
-            // The coordinator may not have forgotten the earlier topic yet.
-            let is_earlier = |id: u64, other: &str| other == name && id != key.topic_id;
-            let mut named = group.topic_names();
-            let has_own_commits = group.topic_names().any(|(id, _)| id == key.topic_id);
-            let earlier = named.find(|(id, other)| is_earlier(*id, other)).map(|(id, _)| id);
-            match group.dropped_topic(name).or(earlier) {
-                Some(id) if !has_own_commits && had_offsets(group, id) => {
-                    CommittedStart::EarlierTopic(id)
-                }
-                _ => CommittedStart::None,
-            }
+            let earlier = group.earlier_topic(key.topic_id, name);
+            earlier.map_or(CommittedStart::None, CommittedStart::EarlierTopic)
         }))
     }
 
@@ -250,11 +241,6 @@ impl Node {
         let (group, member_id) = (group.to_owned(), member_id.to_owned());
         Ok(ReaderMembership { shard, watch, group, member_id, epoch })
     }
-}
-
-fn had_offsets(group: &ConsumerGroup, topic_id: u64) -> bool {
-    let is_forgotten = group.topic_names().all(|(id, _)| id != topic_id);
-    is_forgotten || group.has_offsets(topic_id)
 }
 
 /// A member whose partitions are read.

@@ -37,6 +37,15 @@ pub struct HeartbeatDetails {
     pub principal: Option<Arc<str>>,
 }
 
+impl MemberSession {
+    /// Returns the time since the last heartbeat, or since this leader began the session of a
+    /// member with this session timeout.
+    pub fn silence(&self, timeout: Duration) -> Duration {
+        let began = || self.expires.checked_sub(timeout);
+        self.last_heartbeat.or_else(began).map(|since| since.elapsed()).unwrap_or_default()
+    }
+}
+
 impl HeartbeatDetails {
     /// Returns the details without paused partitions that the member was not assigned: a request
     /// may name any.
@@ -286,7 +295,12 @@ mod tests {
         sessions.begin(&groups);
         tokio::time::advance(Duration::from_secs(9)).await;
         assert!(sessions.expired().is_empty());
+        let silence = |id: &str| {
+            sessions.of_group("g").get(id).unwrap().silence(Duration::from_secs(10)).as_secs()
+        };
+        assert_eq!(silence("a"), 9, "it counts from the begin of the leader");
         assert!(hear(&sessions, "a", 1));
+        assert_eq!((silence("a"), silence("b")), (0, 9));
         tokio::time::advance(Duration::from_secs(1)).await;
         assert_eq!(sessions.expired(), [("g".into(), vec!["b".to_owned()])]);
         let members = sessions.of_group("g");

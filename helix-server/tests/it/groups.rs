@@ -114,8 +114,12 @@ pub(crate) async fn offsets(server: &TestServer) -> Vec<OffsetAndLag> {
     groups(server).get_offsets(request).await.unwrap().into_inner().offsets
 }
 
-async fn describe(server: &TestServer) -> DescribeGroupResponse {
-    let request = DescribeGroupRequest { group: GROUP.to_owned(), include_history: true };
+pub(crate) async fn describe(server: &TestServer) -> DescribeGroupResponse {
+    let request = DescribeGroupRequest {
+        group: GROUP.to_owned(),
+        include_history: true,
+        ..DescribeGroupRequest::default()
+    };
     groups(server).describe_group(request).await.unwrap().into_inner()
 }
 
@@ -127,11 +131,11 @@ pub(crate) fn fetch_from_group(number: u32, fallback: CommitFallback) -> FetchRe
         start: Some(StartPosition {
             position: Some(Position::CommittedGroup(GROUP.to_owned())),
             commit_fallback: fallback.into(),
+            ..StartPosition::default()
         }),
         ..PartitionStart::default()
     };
     FetchRequest { partitions: vec![start], ..FetchRequest::default() }
-            ..StartPosition::default()
 }
 
 #[tokio::test]
@@ -165,11 +169,6 @@ async fn members_divide_partitions_and_a_leave_moves_them_at_once() {
     .await;
 }
 
-#[tokio::test]
-async fn heartbeats_of_a_steady_group_write_nothing() {
-    let server = TestServer::in_memory().await;
-    let mut member = TestMember::new("a", &["default"]);
-    member.until_owns(&server, 4).await;
 /// A join may be answered before its assignment exists, or while another member has to release.
 #[tokio::test]
 async fn settled_member_has_its_part_of_the_current_assignment() {
@@ -194,6 +193,11 @@ async fn settled_member_has_its_part_of_the_current_assignment() {
     assert_eq!(until_settled(&mut b).await, 2);
 }
 
+#[tokio::test]
+async fn heartbeats_of_a_steady_group_write_nothing() {
+    let server = TestServer::in_memory().await;
+    let mut member = TestMember::new("a", &["default"]);
+    member.until_owns(&server, 4).await;
     let before = crate::trio::shard_status(&server, 1).await.last_index;
     for _ in 0..20 {
         member.beat(&server).await.unwrap();

@@ -15,6 +15,9 @@ use crate::units;
 /// Heartbeats that a member may miss before it counts as silent, as a part of its session timeout.
 const SILENT_PART: u32 = 2;
 
+/// Words for a member that the coordinator does not know yet.
+const UNHEARD: &str = "has not been heard since the coordinator changed";
+
 /// Explains why records of a group do not arrive, or reports that they do.
 #[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct GroupExplanation {
@@ -93,10 +96,7 @@ fn of_member(state: GroupState, member: &proto::MemberDescription, names: &Short
     let name = member_name(member, names);
     let timeout = duration(member.session_timeout).unwrap_or_default();
     let Some(silence) = duration(member.since_heartbeat) else {
-        return format!(
-            "{name} has not been heard since the coordinator changed; it is removed after {}",
-            units::duration(timeout)
-        );
+        return format!("{name} {UNHEARD}; it is removed after {}", units::duration(timeout));
     };
     if silence > timeout / SILENT_PART {
         return format!("{name} is silent for {}", removal(silence, timeout));
@@ -156,7 +156,7 @@ fn of_partition(
             Some((silence, timeout)) => {
                 format!("belongs to {owner}, which is silent for {}", removal(silence, timeout))
             }
-            None => format!("belongs to {owner}, which sends no heartbeats"),
+            None => format!("belongs to {owner}, which {UNHEARD}"),
         },
         DeliveryStatus::Paused => format!("is paused by the application at {owner}, {behind}"),
         DeliveryStatus::OffsetOutOfRange => out_of_range(group, offset),
@@ -169,6 +169,7 @@ fn of_partition(
         DeliveryStatus::TopicDeleted => {
             "has no records: its topic was deleted, and its offsets are forgotten soon".to_owned()
         }
+        DeliveryStatus::TopicRecreated => recreated(group, partition),
         DeliveryStatus::Unspecified => {
             format!("has a status that this program does not know: {}", partition.detail)
         }
@@ -191,6 +192,15 @@ fn out_of_range(
         _ => format!("ends at {}, before the committed offset {at}", found.high_watermark),
     };
     format!("{why}; see helix group reset {} --unreadable", group.group)
+}
+
+fn recreated(group: &proto::DescribeGroupResponse, partition: &proto::GroupPartition) -> String {
+    let topic = partition.partition.as_ref().map_or("", |it| &*it.topic);
+    format!(
+        "is of a topic that was created again, and the group's offsets belong to the earlier one; \
+         stop the members and set offsets: helix group seek {} {topic} --to earliest",
+        group.group
+    )
 }
 
 /// Returns the times since a member's last heartbeat and until its removal.
@@ -278,7 +288,8 @@ mod tests {
 
     #[test]
     fn every_status_has_a_sentence() {
-        let group = group(vec![member("m1", 20), member("m2", 1)]);
+        let unheard = MemberDescription { since_heartbeat: None, ..member("m3", 0) };
+        let group = group(vec![member("m1", 20), member("m2", 1), unheard]);
         let partition = |status: DeliveryStatus, owner: &str, offset: Option<OffsetAndLag>| {
             let partition = GroupPartition {
                 partition: Some(at(0)),
@@ -303,7 +314,7 @@ mod tests {
             (S::Unassigned, "", None, "no member: none subscribes"),
             (S::WaitingForRelease, "m1", None, "m2 once m1 has released it, but that member is"),
             (S::OwnerSilent, "m1", None, "silent for 20.00 s and is removed in 10.00 s"),
-            (S::OwnerSilent, "gone", None, "which sends no heartbeats"),
+            (S::OwnerSilent, "m3", None, "m3, which has not been heard since the coordinator"),
             (S::Paused, "m2", offset(20, CommitStatus::Valid), "at m2, 20 records behind"),
             (S::OffsetOutOfRange, "m2", offset(7, CommitStatus::BelowLogStart), "up to 20, beyond"),
             (
@@ -315,6 +326,7 @@ mod tests {
             (S::Throttled, "m2", offset(20, CommitStatus::Valid), "quota of m2, 20 records behind"),
             (S::NoLeader, "m2", None, "no leader"),
             (S::TopicDeleted, "", None, "topic was deleted"),
+            (S::TopicRecreated, "m2", None, "helix group seek billing orders --to earliest"),
             (S::Unspecified, "", None, "does not know: none subscribes"),
         ] {
             let sentence = partition(status, owner, offset);

@@ -143,9 +143,10 @@ impl ConsumerGroup {
     }
 }
 
-/// Returns the topics, in their order, that fit into one assignment. The last one may be truncated,
-/// so a topic that is too large does not leave the group without partitions.
-fn within_limits(topics: &[MatchedTopic]) -> Vec<MatchedTopic> {
+/// Returns the topics, in their order, that fit into one assignment: the first of `topics`. The
+/// last one may be truncated, so a topic that is too large does not leave the group without
+/// partitions.
+pub fn within_limits(topics: &[MatchedTopic]) -> Vec<MatchedTopic> {
     let mut left = u32::try_from(PARTITIONS_PER_GROUP_MAX).unwrap_or(u32::MAX);
     let mut kept = Vec::new();
     for topic in topics.iter().take(TOPICS_PER_GROUP_MAX) {

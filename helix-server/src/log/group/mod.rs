@@ -20,7 +20,7 @@ mod tests;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-pub use assignor::{MatchedTopic, is_pattern, pattern_matches};
+pub use assignor::{MatchedTopic, is_pattern, pattern_matches, within_limits};
 pub use command::{
     Assignment, CommittingMember, GroupChange, GroupCommand, MemberSpec, OffsetUpdate, SeekOrigin,
     TopicOffsets,
@@ -245,6 +245,20 @@ impl ConsumerGroup {
         self.dropped_topics.get(name).copied()
     }
 
+    /// Returns the id of an earlier topic of this name to which the group's offsets belong, until
+    /// the group commits in the topic itself.
+    pub fn earlier_topic(&self, topic_id: u64, name: &str) -> Option<u64> {
+        if self.offsets.has_topic(topic_id) {
+            return None;
+        }
+        if let Some(dropped) = self.dropped_topic(name) {
+            return Some(dropped);
+        }
+        // The coordinator may not have forgotten the earlier topic yet.
+        let named = self.topic_names().filter(|(_, other)| &***other == name);
+        named.map(|(id, _)| id).find(|id| self.has_offsets(*id))
+    }
+
     /// Returns whether the targets belong to the current members, subscriptions and topics.
     pub fn is_assigned(&self) -> bool {
         self.assignment_epoch == self.epoch
@@ -273,6 +287,7 @@ impl ConsumerGroup {
             client_name: spec.client_name.as_str().into(),
             session_timeout_ms: spec.session_timeout_ms,
             topics: topics.map_or_else(|| spec.topics.as_slice().into(), Arc::clone),
+            topics_len: spec.topics.iter().map(|topic| topic.len() + 2).sum(),
         })
     }
 
@@ -287,7 +302,6 @@ impl ConsumerGroup {
     /// [`GroupRefusal::NotEmpty`], which names some.
     pub fn check_no_members(&self) -> Result<(), GroupRefusal> {
         if self.members.is_empty() {
-            topics_len: spec.topics.iter().map(|topic| topic.len() + 2).sum(),
             return Ok(());
         }
         let first = self.members.keys().take(10).cloned().collect();

@@ -49,7 +49,11 @@ pub(super) async fn check_unchanged(server: &TestServer) {
     let listed = groups.list_groups(ListGroupsRequest::default()).await.unwrap().into_inner();
     let names: Vec<_> = listed.groups.iter().map(|group| group.group.as_str()).collect();
     assert_eq!(names, [GROUP]);
-    let describe = DescribeGroupRequest { group: GROUP.to_owned(), include_history: true };
+    let describe = DescribeGroupRequest {
+        group: GROUP.to_owned(),
+        include_history: true,
+        ..DescribeGroupRequest::default()
+    };
     let found = groups.describe_group(describe).await.unwrap().into_inner();
     let members: Vec<_> = found.members.iter().map(|member| member.member_id.as_str()).collect();
     assert_eq!((members, &found.members[0].topics), (vec!["m1"], &vec!["default".to_owned()]));
@@ -428,10 +432,28 @@ fn others() -> Vec<FieldCase> {
         InvalidCall::Leave(LeaveRequest { group: group(name), member_id: id.to_owned() })
     };
     let get = |name: &str| {
-        InvalidCall::GetOffsets(GetOffsetsRequest { group: group(name), topics: Vec::new() })
+        let request = GetOffsetsRequest { group: group(name), ..GetOffsetsRequest::default() };
+        InvalidCall::GetOffsets(request)
+    };
+    let get_page = |page_size, page_token: &str| {
+        let (group, page_token) = (group(GROUP), page_token.to_owned());
+        let topics = Vec::new();
+        InvalidCall::GetOffsets(GetOffsetsRequest { group, topics, page_size, page_token })
     };
     let describe = |name: &str, include_history| {
-        InvalidCall::DescribeGroup(DescribeGroupRequest { group: group(name), include_history })
+        InvalidCall::DescribeGroup(DescribeGroupRequest {
+            group: group(name),
+            include_history,
+            ..DescribeGroupRequest::default()
+        })
+    };
+    let describe_page = |page_size, page_token: &str| {
+        InvalidCall::DescribeGroup(DescribeGroupRequest {
+            group: group(GROUP),
+            include_history: false,
+            page_size,
+            page_token: page_token.to_owned(),
+        })
     };
     let list = |page_size, page_token: &str| {
         let page_token = page_token.to_owned();
@@ -457,7 +479,11 @@ fn others() -> Vec<FieldCase> {
         (&["GetOffsetsRequest.group"], get("nowhere"), Refused(R::GroupNotFound, "\"nowhere\"")),
         (
             &["GetOffsetsRequest.topics"],
-            InvalidCall::GetOffsets(GetOffsetsRequest { group: group(GROUP), topics }),
+            InvalidCall::GetOffsets(GetOffsetsRequest {
+                group: group(GROUP),
+                topics,
+                ..GetOffsetsRequest::default()
+            }),
             Fine,
         ),
         (
@@ -465,8 +491,20 @@ fn others() -> Vec<FieldCase> {
             InvalidCall::GetOffsets(GetOffsetsRequest {
                 group: group(GROUP),
                 topics: vec![String::new(); 2_001],
+                ..GetOffsetsRequest::default()
             }),
             Refused(R::InvalidArgument, "topics: must be at most 2000"),
+        ),
+        (
+            &["GetOffsetsRequest.page_size"],
+            get_page(-1, ""),
+            Refused(R::InvalidArgument, "page_size"),
+        ),
+        (&["GetOffsetsRequest.page_size"], get_page(i32::MAX, ""), Fine),
+        (
+            &["GetOffsetsRequest.page_token"],
+            get_page(0, "p1/-1"),
+            Refused(R::InvalidArgument, "page_token: \"p1/-1\" is not"),
         ),
         (
             &["SeekGroupRequest.topics"],
@@ -487,6 +525,17 @@ fn others() -> Vec<FieldCase> {
             &["DescribeGroupRequest.group"],
             describe("nowhere", false),
             Refused(R::GroupNotFound, "\"nowhere\""),
+        ),
+        (
+            &["DescribeGroupRequest.page_size"],
+            describe_page(-1, ""),
+            Refused(R::InvalidArgument, "page_size"),
+        ),
+        (&["DescribeGroupRequest.page_size"], describe_page(i32::MAX, "m\u{0}"), Fine),
+        (
+            &["DescribeGroupRequest.page_token"],
+            describe_page(0, "x"),
+            Refused(R::InvalidArgument, "page_token: \"x\" is not"),
         ),
         (&["ListGroupsRequest.page_size"], list(-1, ""), Refused(R::InvalidArgument, "page_size")),
         (&["ListGroupsRequest.page_token"], list(i32::MAX, "\u{0}"), Fine),

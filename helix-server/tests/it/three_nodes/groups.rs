@@ -6,14 +6,14 @@ use std::time::Duration;
 use helix_client::GroupEvent;
 use helix_proto::log::v1::subscribe_response::Message;
 use helix_proto::log::v1::{
-    CommitFallback, DescribeGroupRequest, ErrorReason, FetchRequest, GetOffsetsRequest,
-    GroupMembership, HeartbeatRequest, LeaveRequest, ReadSource, ResolveOffsetsRequest,
-    SubscribeRequest, SubscribeResponse,
+    CommitFallback, DeliveryStatus, DescribeGroupRequest, ErrorReason, FetchRequest,
+    GetOffsetsRequest, GroupMembership, GroupPartition, HeartbeatRequest, LeaveRequest, ReadSource,
+    ResolveOffsetsRequest, SubscribeRequest, SubscribeResponse,
 };
 use tokio::time::Instant;
 use tonic::{Status, Streaming};
 
-use crate::groups::{TestMember, fetch_from_group, groups, offsets};
+use crate::groups::{TestMember, describe, fetch_from_group, groups, offsets};
 use crate::support::{TestServer, detail, reason, soon, values};
 use crate::trio::{NODES, Trio, expect_equal_replicas, is_redirect, until};
 
@@ -183,7 +183,7 @@ async fn waiting_heartbeat_ends_with_the_leadership() {
     let waiting = tokio::spawn(async move { node.heartbeat(request).await });
     let shard_id = until("the coordinator has heard it", async || {
         let group = "readers".to_owned();
-        let request = DescribeGroupRequest { group, include_history: false };
+        let request = DescribeGroupRequest { group, ..DescribeGroupRequest::default() };
         let described = groups(trio.node(first)).describe_group(request).await.unwrap();
         let described = described.into_inner();
         let since = described.members[0].since_heartbeat.unwrap();
@@ -195,6 +195,30 @@ async fn waiting_heartbeat_ends_with_the_leadership() {
     trio.transfer(shard_id, other).await;
     let ended = soon(waiting).await.unwrap().unwrap_err();
     assert!(is_redirect(&ended), "{ended:?}");
+    trio.stop_all().await;
+}
+
+/// A new coordinator has not heard from the member yet.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn dead_member_is_silent_also_after_a_change_of_coordinator() {
+    let mut trio = Trio::durable().await;
+    let mut member = TestMember::new("a", &["default"]);
+    member.request.session_timeout = Some(prost_types::Duration { seconds: 6, nanos: 0 });
+    until_owns(&trio, &mut member, 4).await;
+    let first = coordinator(&trio).await;
+    let described = describe(trio.node(first)).await;
+    let other = NODES.into_iter().find(|node| *node != first).unwrap();
+    trio.transfer(described.shard_id, other).await;
+    let silent = until("the partitions have a silent owner", async || {
+        let request =
+            DescribeGroupRequest { group: "readers".to_owned(), ..DescribeGroupRequest::default() };
+        let described = groups(trio.node(other)).describe_group(request).await.ok()?.into_inner();
+        let is_silent = |it: &GroupPartition| it.status() == DeliveryStatus::OwnerSilent;
+        described.partitions.iter().all(is_silent).then_some(described)
+    })
+    .await;
+    assert!(silent.members[0].since_heartbeat.is_none());
+    assert!(silent.partitions[0].detail.contains("has not heard from a"), "{silent:?}");
     trio.stop_all().await;
 }
 

@@ -140,7 +140,7 @@ impl MemberSlot {
         let floors = self.context.group.checker().floors();
         let group = self.context.group.name().to_owned();
         let mut node = self.node();
-        let request = GetOffsetsRequest { group: group.clone(), topics: Vec::new() };
+        let request = GetOffsetsRequest { group: group.clone(), ..Default::default() };
         let Ok(response) = call(RESPONSE_TIMEOUT, node.group.get_offsets(request)).await else {
             return;
         };
@@ -152,7 +152,7 @@ impl MemberSlot {
                 self.context.group.checker().found(what);
             }
         }
-        let request = DescribeGroupRequest { group, include_history: true };
+        let request = DescribeGroupRequest { group, include_history: true, ..Default::default() };
         // Called for its failures only, which are panics.
         let _ = call(RESPONSE_TIMEOUT, node.group.describe_group(request)).await;
     }

@@ -288,7 +288,11 @@ fn dropped_topic_is_remembered_by_name_until_the_next_commit() {
     assert_eq!((log.group().offset_count(), log.group().offsets().count()), (0, 0));
     assert_eq!(log.group().dropped_topic("orders"), Some(1));
     log.restart().unwrap();
+    assert_eq!(log.group().earlier_topic(2, "orders"), Some(1));
+    assert_eq!(log.group().earlier_topic(2, "others"), None);
     log.apply(commit(2)).unwrap();
+    assert_eq!(log.group().earlier_topic(2, "orders"), None);
+    assert_eq!(log.group().earlier_topic(3, "orders"), Some(2), "it is not forgotten yet");
     assert_eq!(log.group().dropped_topic("orders"), None);
     assert_eq!(log.group().offset(key(2, 0)).unwrap().offset(), Some(9));
 }
