@@ -68,7 +68,7 @@ async fn groups_at_their_limit_of_bytes_do_not_grow() {
 }
 
 #[tokio::test]
-async fn patterns_are_matched_once_for_each_version_of_the_topics() {
+async fn topics_are_taken_once_for_each_version_of_the_state() {
     let directory = tempfile::tempdir().unwrap();
     let node = Node::open(settings_in(directory.path(), 1)).await.unwrap();
     let machine = node.cluster().machine();
