@@ -1,7 +1,6 @@
 //! Groups of a shard at their limits, and steps of the coordinator for many groups.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use helix_proto::log::v1::{
     CommitOffsetsRequest, CommittedOffset, CreateTopicRequest, DeleteTopicRequest,
@@ -14,6 +13,7 @@ use helix_server::log::{
     GroupChange, GroupRefusal, MemberSpec, OffsetUpdate, Refusal, SeekOrigin, TopicOffsets,
 };
 use helix_server::node::{LogLimits, Node, NodeSettings};
+use tokio::time::Instant;
 
 use crate::groups::{TestMember, groups};
 use crate::simulation::settings_in;
