@@ -42,7 +42,7 @@ impl KeptOffsets {
     /// Returns the offsets that stayed, of `offset_count`.
     ///
     /// Returns `None` if there are none, if they are not ascending and below `offset_count`, or if
-    /// they do not fit the head of a batch, which needs more than eight times [`BYTES_MAX`].
+    /// they do not fit the head of a batch. Those of [`COMPACTED_OFFSETS_MAX`] always do.
     pub fn new(offset_count: u32, deltas: Vec<u32>) -> Option<Self> {
         let is_sorted = deltas.is_sorted_by(|a, b| a < b);
         let is_within = deltas.last().is_some_and(|last| *last < offset_count);
