@@ -159,8 +159,8 @@ impl Wal {
         self.shared.lock().clean_marks.get(&stream).copied().unwrap_or_default()
     }
 
-    /// Returns a time that the first entry at or above a position is not newer than: its own where
-    /// it is in memory, else that of the newest one in its segment.
+    /// Returns an upper bound of the time of the first entry at or above a position: its own time
+    /// where it is in memory, else that of the newest entry of the stream in its segment.
     pub fn time_from(&self, stream: u64, position: u64) -> Option<u64> {
         let core = self.shared.lock();
         let stream = core.log.streams.get(&stream)?;
