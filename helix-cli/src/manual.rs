@@ -65,6 +65,11 @@ Tables show no column without values, and on a terminal they cut long texts to i
 shows everything. `consume` and `tail` print partition, offset, time, key and value on a terminal,
 and values only into a pipe or file.
 
+Text of other users, such as names of clients, metadata and messages, is escaped in tables, texts
+and errors: characters that control a terminal, break a line or change the direction of writing are
+shown as `\\u{1b}`. JSON has the text as it is. Records are escaped where a terminal shows them in
+columns; a pipe, a file and `--format` get the bytes as they are.
+
 After two seconds a terminal shows what a command waits for. `--timeout` bounds every command; for
 `produce` it is the time for each batch.
 ";

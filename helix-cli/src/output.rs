@@ -1,6 +1,9 @@
 //! Formats the results of all commands: serializable values, printed in the selected format.
 //! Standard output carries data only; messages go to standard error.
 //!
+//! Text of other users controls no terminal and breaks no line: cells of tables, texts and messages
+//! are escaped here ([`shown`]). JSON has its own escapes.
+//!
 //! The reader of the output may close it: `helix consume orders | head`. That turns a success into
 //! a success without output, and changes no failure.
 
@@ -10,6 +13,7 @@ use std::io::{self, ErrorKind, IsTerminal, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::Context;
+use helix_proto::shown;
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Map, Value};
@@ -62,7 +66,10 @@ impl Output {
         result: &T,
         text: impl FnOnce() -> String,
     ) -> anyhow::Result<()> {
-        if self.format.is_json() { self.show(result) } else { write(text().as_bytes()) }
+        match self.format.is_json() {
+            true => self.show(result),
+            false => write(escaped_text(&text(), Style::of_stdout()).as_bytes()),
+        }
     }
 }
 
@@ -100,8 +107,31 @@ pub(crate) fn unless_closed(written: anyhow::Result<()>) -> anyhow::Result<()> {
     }
 }
 
-/// Writes a message to standard error. A message that cannot be written is dropped: `eprint!` would
-/// panic.
+/// Returns a text of several lines with its controls escaped, except for the program's own colours.
+/// A part that another user may have written must be escaped before, or it could break a line.
+fn escaped_text(text: &str, style: Style) -> String {
+    if !style.is_coloured {
+        return shown::lines(text).into_owned();
+    }
+    let mut parts = text.split("\x1b[");
+    let mut escaped = shown::lines(parts.next().unwrap_or_default()).into_owned();
+    for part in parts {
+        let digits = part.find(|c: char| !c.is_ascii_digit() && c != ';').unwrap_or(part.len());
+        let is_colour = part[digits..].starts_with('m');
+        escaped += if is_colour { "\x1b[" } else { "\\u{1b}[" };
+        escaped += &shown::lines(part);
+    }
+    escaped
+}
+
+/// Writes a line to standard error, with controls escaped.
+pub(crate) fn write_message_line(message: fmt::Arguments<'_>) {
+    let text = message.to_string();
+    write_message(format_args!("{}\n", shown::lines(&text)));
+}
+
+/// Writes a message to standard error as it is. A message that cannot be written is dropped:
+/// `eprint!` would panic.
 pub(crate) fn write_message(message: fmt::Arguments<'_>) {
     set_note(None);
     let _ = io::stderr().write_fmt(message);
@@ -115,7 +145,8 @@ pub(crate) fn set_note(note: Option<&str>) {
     let had_note = HAS_NOTE.swap(note.is_some(), Ordering::Relaxed);
     if had_note || note.is_some() {
         // A wrapped line could not be replaced.
-        let note: String = note.unwrap_or_default().chars().take(terminal_width() - 1).collect();
+        let note = shown::one_line(note.unwrap_or_default());
+        let note: String = note.chars().take(terminal_width() - 1).collect();
         let _ = io::stderr().write_fmt(format_args!("\r\x1b[K{note}"));
     }
 }
@@ -123,7 +154,7 @@ pub(crate) fn set_note(note: Option<&str>) {
 /// Prints a line to standard error, if it can be written.
 macro_rules! message {
     ($($part:tt)*) => {
-        $crate::output::write_message(format_args!("{}\n", format_args!($($part)*)))
+        $crate::output::write_message_line(format_args!($($part)*))
     };
 }
 pub(crate) use message;
@@ -243,6 +274,7 @@ fn object(fields: &Map<String, Value>, form: &TableForm) -> String {
     let name_width = leaves.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
     let mut text = String::new();
     for (name, value) in leaves {
+        let name = shown::one_line(name);
         text += format!("{name:name_width$}  {value}").trim_end();
         text.push('\n');
     }
@@ -250,7 +282,7 @@ fn object(fields: &Map<String, Value>, form: &TableForm) -> String {
         if !text.is_empty() {
             text.push('\n');
         }
-        text += &format!("{name}\n{}", columns(rows, form));
+        text += &format!("{}\n{}", shown::one_line(name), columns(rows, form));
     }
     text
 }
@@ -339,7 +371,7 @@ struct Column {
 
 impl Column {
     fn new(name: &str, lines: &[Vec<(&str, String)>]) -> Self {
-        let heading = heading(name);
+        let heading = shown::one_line(&heading(name)).into_owned();
         let of_line = |line: &Vec<(&str, String)>| {
             let found = line.iter().find(|(field, _)| *field == name);
             found.map_or_else(|| "-".to_owned(), |(_, value)| value.clone())
@@ -387,7 +419,7 @@ fn cell(name: &str, value: &Value) -> String {
         }
         Value::Null => "-".to_owned(),
         Value::String(text) if text.is_empty() => "-".to_owned(),
-        Value::String(text) => text.clone(),
+        Value::String(text) => shown::one_line(text).into_owned(),
         Value::Array(values) if values.is_empty() => "-".to_owned(),
         Value::Array(values) => {
             values.iter().map(|value| cell(name, value)).collect::<Vec<_>>().join(",")
@@ -479,6 +511,27 @@ PARTITION  LEADER          START   END  REPLICAS
         let one = table(&serde_json::to_value(topic()).unwrap(), &TableForm::default());
         let two = table(&serde_json::to_value([topic(), topic()]).unwrap(), &TableForm::default());
         assert_eq!(two, format!("{one}\n{one}"));
+    }
+
+    #[test]
+    fn text_of_other_users_breaks_no_line_and_controls_no_terminal() {
+        let rogue = "x\x1b[2J\r\nm-2  orders/0  forged\u{202e}\u{2028}";
+        let escaped = "x\\u{1b}[2J\\r\\nm-2  orders/0  forged\\u{202e}\\u{2028}";
+        let rows = serde_json::json!([{"member": "m-1", "names": [rogue]}, {"member": rogue}]);
+        let text = table(&rows, &TableForm::default());
+        assert_eq!(text.lines().count(), 3, "{text}");
+        assert!(text.lines().skip(1).all(|line| line.contains(escaped)), "{text}");
+        let fields = serde_json::json!({"client_name": rogue, rogue: 1, "lists": [{rogue: 1}]});
+        let text = table(&fields, &TableForm::default());
+        assert_eq!(text.lines().count(), 6, "{text}");
+        assert!(!text.contains(['\x1b', '\r', '\u{202e}']), "{text}");
+        assert_eq!(lines(&rows[0]), format!("{}\n", rows[0]), "JSON is as it was");
+        for is_coloured in [false, true] {
+            let text = escaped_text("a\x1b[2Jb\rc\n\x1b", Style { is_coloured });
+            assert_eq!(text, "a\\u{1b}[2Jb\\rc\n\\u{1b}");
+        }
+        let colours = "\x1b[1;31mbad\x1b[0m\n";
+        assert_eq!(escaped_text(colours, Style { is_coloured: true }), colours);
     }
 
     #[test]

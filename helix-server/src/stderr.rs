@@ -4,6 +4,7 @@
 //! a terminal that is gone cost lines, which are counted, and nothing else. Reasons:
 //! `docs/decisions/0034-lossy-log.md`.
 
+use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::io::{self, Write};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,6 +12,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 use std::time::Duration;
 
+use helix_proto::shown;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use tracing_subscriber::fmt::MakeWriter;
@@ -42,7 +44,7 @@ pub(crate) fn start() {
 /// Queues one line, without its newline.
 pub(crate) fn write_line(text: &str) {
     if let Some(lines) = LINES.get() {
-        lines.push(format!("{text}\n").as_bytes());
+        lines.push(format!("{}\n", shown::lines(text)).as_bytes());
     }
 }
 
@@ -65,7 +67,10 @@ pub(crate) struct LogWriter;
 impl Write for LogWriter {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         if let Some(lines) = LINES.get() {
-            lines.push(line);
+            match escaped(line) {
+                Some(escaped) => lines.push(escaped.as_bytes()),
+                None => lines.push(line),
+            }
         }
         Ok(line.len())
     }
@@ -73,6 +78,43 @@ impl Write for LogWriter {
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }
+}
+
+/// Returns a line with its controls escaped, so that text of a client neither forges lines nor
+/// controls a terminal; `None` if it has none. Colours of the log stay: the log escapes those of
+/// others.
+fn escaped(line: &[u8]) -> Option<String> {
+    let text = String::from_utf8_lossy(line);
+    let body = text.strip_suffix('\n').unwrap_or(&text);
+    if !body.contains(shown::is_escaped) && matches!(text, Cow::Borrowed(_)) {
+        return None;
+    }
+    if body.starts_with('{') {
+        return Some(json_escaped(body) + "\n");
+    }
+    let mut parts = body.split("\x1b[");
+    let mut escaped = shown::one_line(parts.next().unwrap_or_default()).into_owned();
+    for part in parts {
+        let digits = part.find(|c: char| !c.is_ascii_digit() && c != ';').unwrap_or(part.len());
+        escaped += if part[digits..].starts_with('m') { "\x1b[" } else { "\\u{1b}[" };
+        escaped += &shown::one_line(part);
+    }
+    Some(escaped + "\n")
+}
+
+/// Escapes what JSON allows in a string and a terminal should not get.
+fn json_escaped(line: &str) -> String {
+    let mut escaped = String::with_capacity(line.len());
+    for character in line.chars() {
+        if shown::is_escaped(character) {
+            for unit in character.encode_utf16(&mut [0; 2]) {
+                escaped += &format!("\\u{unit:04x}");
+            }
+        } else {
+            escaped.push(character);
+        }
+    }
+    escaped
 }
 
 impl MakeWriter<'_> for LogWriter {
@@ -268,6 +310,21 @@ mod tests {
 
     fn full() -> io::Result<usize> {
         Err(io::ErrorKind::StorageFull.into())
+    }
+
+    #[test]
+    fn a_line_of_the_log_stays_one_and_controls_no_terminal() {
+        assert_eq!(escaped("plain größe\n".as_bytes()), None);
+        let forged = "refused client=x\r\n2026 INFO forged\x1b[2J\u{9b}1m\u{202e}\u{2028}\n";
+        let expected =
+            "refused client=x\\r\\n2026 INFO forged\\u{1b}[2J\\u{9b}1m\\u{202e}\\u{2028}\n";
+        assert_eq!(escaped(forged.as_bytes()).unwrap(), expected);
+        let json = serde_json::json!({ "user_agent": "a\x1b\n\u{9b}1m\u{202e}\u{e0001}" });
+        let shown = escaped(format!("{json}\n").as_bytes()).unwrap();
+        assert!(!shown.trim_end().contains(shown::is_escaped), "{shown}");
+        assert_eq!(serde_json::from_str::<serde_json::Value>(&shown).unwrap(), json);
+        let coloured = "\x1b[32m INFO\x1b[0m serving\n";
+        assert_eq!(escaped(coloured.as_bytes()).unwrap(), coloured);
     }
 
     #[test]

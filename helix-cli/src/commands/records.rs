@@ -9,6 +9,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use helix_client::ConsumedRecord;
 use helix_client::proto::log::v1::Header as WireHeader;
+use helix_proto::shown;
 use prost_types::Timestamp;
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::{Serialize, Serializer};
@@ -36,6 +37,9 @@ enum RecordForm {
     /// The value and a newline.
     Value,
     Template(Template),
+    /// The template of `-o wide` on a terminal: a line for each record, bytes that control the
+    /// terminal are escaped.
+    WideLine(Template),
     /// A line with all fields, for a terminal: bytes that control it are escaped.
     Columns,
     /// A line of JSON; not a JSON list, because a topic has no end.
@@ -54,6 +58,9 @@ impl RecordPrinter {
             (OutputFormat::Json | OutputFormat::Jsonl, None) => RecordForm::Json,
             (OutputFormat::Table | OutputFormat::Wide, Some(template)) => {
                 RecordForm::Template(template.clone())
+            }
+            (OutputFormat::Wide, None) if stdout().is_terminal() => {
+                RecordForm::WideLine(Template::wide())
             }
             (OutputFormat::Wide, None) => RecordForm::Template(Template::wide()),
             (OutputFormat::Table, None) if stdout().is_terminal() => RecordForm::Columns,
@@ -104,6 +111,16 @@ fn write(
             template.render(buffer, topic, partition, record);
             Ok(())
         }
+        RecordForm::WideLine(template) => {
+            let mut line = Vec::new();
+            template.render(&mut line, topic, partition, record);
+            let line = line.strip_suffix(b"\n").unwrap_or(&line);
+            // Tabs separate the fields.
+            let fields: Vec<_> = line.split(|byte| *byte == b'\t').map(printable).collect();
+            buffer.extend_from_slice(fields.join("\t").as_bytes());
+            buffer.push(b'\n');
+            Ok(())
+        }
         RecordForm::Columns => {
             columns(buffer, partition, record);
             Ok(())
@@ -130,14 +147,7 @@ fn columns(buffer: &mut Vec<u8>, partition: u32, record: &ConsumedRecord) {
 /// Returns bytes as text for a terminal.
 fn printable(bytes: &[u8]) -> String {
     match std::str::from_utf8(bytes) {
-        Ok(text) => text.chars().fold(String::new(), |mut shown, letter| {
-            if letter.is_control() {
-                shown.extend(letter.escape_default());
-            } else {
-                shown.push(letter);
-            }
-            shown
-        }),
+        Ok(text) => shown::one_line(text).into_owned(),
         Err(_) => bytes.escape_ascii().to_string(),
     }
 }
@@ -289,6 +299,10 @@ mod tests {
     fn terminal_shows_all_fields_and_escapes_controls() {
         let shown = printed(&RecordForm::Columns, &record(Some(b"k"), Some(b"a\x1b[2Jb\nc")));
         let expected = "   2  7         1970-01-01 00:00:01.500  k             a\\u{1b}[2Jb\\nc\n";
+        assert_eq!(shown, expected);
+        let wide = RecordForm::WideLine(Template::wide());
+        let shown = printed(&wide, &record(Some(b"k\n"), Some("a\x1b[2J\u{202e}\nb".as_bytes())));
+        let expected = "2\t7\t1970-01-01T00:00:01.500Z\tk\\n\ta\\u{1b}[2J\\u{202e}\\nb\n";
         assert_eq!(shown, expected);
         let bare = printed(&RecordForm::Columns, &record(None, None));
         assert!(bare.ends_with("-             (tombstone)\n"), "{bare}");

@@ -4,6 +4,7 @@ use std::fmt::Write;
 use std::time::Duration;
 
 use helix_client::proto::log::v1 as proto;
+use helix_proto::shown::one_line;
 use proto::{CommitStatus, DeliveryStatus, GroupState};
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -66,15 +67,15 @@ impl GroupExplanation {
         }
     }
 
-    /// Returns the sentences, one a line.
+    /// Returns the sentences, one a line, whatever names clients have.
     pub(crate) fn text(&self) -> String {
-        let mut text = format!("{} {}\n", self.group, self.explanation);
+        let mut text = format!("{} {}\n", self.group, one_line(&self.explanation));
         // Writing to a string cannot fail.
         for ExplainedMember { explanation, .. } in &self.members {
-            let _ = writeln!(text, "{explanation}");
+            let _ = writeln!(text, "{}", one_line(explanation));
         }
         for ExplainedPartition { topic, partition, explanation, .. } in &self.partitions {
-            let _ = writeln!(text, "{topic}/{partition} {explanation}");
+            let _ = writeln!(text, "{topic}/{partition} {}", one_line(explanation));
         }
         text
     }
@@ -332,6 +333,16 @@ mod tests {
             let sentence = partition(status, owner, offset);
             assert!(sentence.contains(words), "{status:?}: {sentence}");
         }
+    }
+
+    #[test]
+    fn names_of_clients_forge_no_line() {
+        let mut rogue = member("m-1", 1);
+        rogue.client_name = "x\x1b[2J\r\norders/0 is read by nobody".to_owned();
+        let explained = GroupExplanation::new(&group(vec![rogue]), &ShortNames::default());
+        let (text, lines) = (explained.text(), 1 + explained.members.len());
+        assert_eq!(text.lines().count(), lines + explained.partitions.len(), "{text}");
+        assert!(text.contains("x\\u{1b}[2J\\r\\norders/0"), "{text}");
     }
 
     #[test]

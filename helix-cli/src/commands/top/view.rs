@@ -3,6 +3,7 @@
 use std::time::SystemTime;
 
 use helix_client::proto::log::v1::GroupSummary;
+use helix_proto::shown::one_line;
 use prost_types::Timestamp;
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
@@ -239,10 +240,12 @@ pub(super) fn draw(frame: &mut Frame<'_>, view: &TopView, controls: &mut Control
     .areas(frame.area());
     let bold = Style::new().add_modifier(Modifier::BOLD);
     let paused = if controls.is_paused { "  paused" } else { "" };
-    let title = Line::from(vec![Span::styled(&view.title, bold), Span::raw(paused)]);
+    let title = one_line(&view.title);
+    let title = Line::from(vec![Span::styled(title, bold), Span::raw(paused)]);
     frame.render_widget(title, head);
     let colour = if view.is_healthy { Color::Green } else { Color::Red };
-    let lines: Vec<Line<'_>> = view.health.iter().take(issues).map(Line::raw).collect();
+    let lines = view.health.iter().take(issues).map(|line| Line::raw(one_line(line)));
+    let lines: Vec<Line<'_>> = lines.collect();
     frame.render_widget(Paragraph::new(lines).style(Style::new().fg(colour)), health);
     let heights = heights(view, body.height, controls.section);
     let areas: [Rect; 4] = Layout::vertical(heights.map(Constraint::Length)).areas(body);
@@ -306,7 +309,8 @@ fn table(
     let heading = columns.iter().map(|(name, _)| *name).enumerate().map(aligned);
     let heading = Row::new(heading).style(Style::new().add_modifier(Modifier::BOLD));
     let lines = rows.iter().skip(first).take(fit).map(|row| {
-        let cells = row.cells.iter().map(String::as_str).enumerate().map(aligned);
+        let cells = row.cells.iter().map(|cell| one_line(cell)).enumerate();
+        let cells = cells.map(|(index, cell)| aligned((index, &cell)));
         let style = if row.is_bad { Style::new().fg(Color::Red) } else { Style::new() };
         Row::new(cells).style(style)
     });
