@@ -30,8 +30,9 @@ const INVALID_RECORD: &str = "the other side sent an invalid TLS record";
 /// Least time between two log messages about failed handshakes of a port.
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Bytes of a refused connection that are read and dropped, and the time for them.
-const REFUSED_BYTES_MAX: usize = 64 << 10;
+/// Bytes of a refused connection that are read and dropped, and the time for them. An HTTP/2 client
+/// sends the 64 KiB of its first window without waiting, and the headers of its calls.
+const REFUSED_BYTES_MAX: usize = 128 << 10;
 const LINGER_MAX: Duration = Duration::from_secs(1);
 
 /// Bytes that an accepted connection buffers of what its client has not read, twice the largest
@@ -348,23 +349,24 @@ async fn linger<S: AsyncRead + AsyncWrite + Unpin>(socket: &mut S) -> io::Result
     Ok(())
 }
 
-const REFUSAL: &str = "this port requires TLS";
+/// Reason that a client without TLS reads in its own protocol.
+pub const PLAINTEXT_REFUSAL: &str = "this port requires TLS";
 
 /// Returns empty settings and a GOAWAY with INADEQUATE_SECURITY (RFC 9113, section 7).
 fn http2_refusal() -> Vec<u8> {
     const SETTINGS: [u8; 9] = [0, 0, 0, 4, 0, 0, 0, 0, 0];
     const GOAWAY: [u8; 6] = [7, 0, 0, 0, 0, 0];
     const LAST_STREAM_AND_CODE: [u8; 8] = [0, 0, 0, 0, 0, 0, 0, 12];
-    let length = (LAST_STREAM_AND_CODE.len() + REFUSAL.len()) as u32;
+    let length = (LAST_STREAM_AND_CODE.len() + PLAINTEXT_REFUSAL.len()) as u32;
     let length = &length.to_be_bytes()[1..];
-    [&SETTINGS, length, &GOAWAY, &LAST_STREAM_AND_CODE, REFUSAL.as_bytes()].concat()
+    [&SETTINGS, length, &GOAWAY, &LAST_STREAM_AND_CODE, PLAINTEXT_REFUSAL.as_bytes()].concat()
 }
 
 fn http1_refusal() -> Vec<u8> {
-    let length = REFUSAL.len() + 1;
+    let length = PLAINTEXT_REFUSAL.len() + 1;
     format!(
         "HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain\r\ncontent-length: \
-         {length}\r\nconnection: close\r\n\r\n{REFUSAL}\n"
+         {length}\r\nconnection: close\r\n\r\n{PLAINTEXT_REFUSAL}\n"
     )
     .into_bytes()
 }

@@ -4,10 +4,11 @@ use std::fmt;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::pem::SectionKind;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
 use crate::error::TlsFilesError;
+use crate::pem::{self, PemBlock};
 
 /// Largest file; a chain has some KiB.
 const FILE_BYTES_MAX: u64 = 1 << 20;
@@ -54,11 +55,26 @@ impl FileContents {
     }
 }
 
+/// A certificate, and where it is.
+#[derive(Debug)]
+pub(crate) struct FoundCertificate {
+    pub(crate) der: CertificateDer<'static>,
+    path: PathBuf,
+    line: usize,
+}
+
+impl FoundCertificate {
+    /// Returns the error of this certificate.
+    pub(crate) fn error(&self, what: &str) -> TlsFilesError {
+        TlsFilesError::new(&self.path, format!("line {}: {what}", self.line))
+    }
+}
+
 /// Parsed contents of all files.
 pub(crate) struct ParsedFiles {
-    pub(crate) own: Option<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>)>,
-    pub(crate) ca: Vec<CertificateDer<'static>>,
-    pub(crate) client_ca: Vec<CertificateDer<'static>>,
+    pub(crate) own: Option<(Vec<FoundCertificate>, PrivateKeyDer<'static>)>,
+    pub(crate) ca: Vec<FoundCertificate>,
+    pub(crate) client_ca: Vec<FoundCertificate>,
 }
 
 impl CertificateFiles {
@@ -81,7 +97,7 @@ impl CertificateFiles {
     /// Parses the contents of these files.
     ///
     /// # Errors
-    /// A file is not PEM, or has no certificate or key.
+    /// A file is not PEM, has no certificate or key, or has a block that would be left out.
     pub(crate) fn parse(&self, contents: &FileContents) -> Result<ParsedFiles, TlsFilesError> {
         let own = match (&self.certificate, &self.key) {
             (Some(certificate), Some(key)) => {
@@ -100,7 +116,8 @@ impl CertificateFiles {
         };
         let all = |paths: &[PathBuf], contents: &[SecretBytes]| {
             let each = paths.iter().zip(contents).map(|(path, bytes)| certificates(path, bytes));
-            Ok(each.collect::<Result<Vec<_>, TlsFilesError>>()?.concat())
+            let all = each.collect::<Result<Vec<_>, TlsFilesError>>()?;
+            Ok::<_, TlsFilesError>(all.into_iter().flatten().collect())
         };
         Ok(ParsedFiles {
             own,
@@ -127,30 +144,83 @@ fn read(path: &Path) -> Result<SecretBytes, TlsFilesError> {
 
 fn certificates(
     path: &Path,
-    SecretBytes(pem): &SecretBytes,
-) -> Result<Vec<CertificateDer<'static>>, TlsFilesError> {
+    SecretBytes(file): &SecretBytes,
+) -> Result<Vec<FoundCertificate>, TlsFilesError> {
+    let wrong = |what: String| TlsFilesError::new(path, what);
     let mut found = Vec::new();
-    for certificate in CertificateDer::pem_slice_iter(pem) {
-        if found.len() == CERTIFICATES_MAX {
-            let what = format!("has more than {CERTIFICATES_MAX} certificates");
-            return Err(TlsFilesError::new(path, what));
+    for block in pem::blocks(file).map_err(wrong)? {
+        if is_key(&block) || is_parameters(&block) {
+            // The key of a certificate may be in the same file.
+            continue;
         }
-        found.push(certificate.map_err(|_| TlsFilesError::new(path, "is not valid PEM"))?);
+        if block.label != "CERTIFICATE" {
+            return Err(left_out(path, &block, "certificates"));
+        }
+        if found.len() == CERTIFICATES_MAX {
+            return Err(wrong(format!("has more than {CERTIFICATES_MAX} certificates")));
+        }
+        let (_, der) = block.decode().map_err(wrong)?;
+        found.push(FoundCertificate { der: der.into(), path: path.to_owned(), line: block.line });
     }
     if found.is_empty() {
         let what = "has no certificate; write PEM with -----BEGIN CERTIFICATE-----";
-        return Err(TlsFilesError::new(path, what));
+        return Err(wrong(what.to_owned()));
     }
     Ok(found)
 }
 
 fn private_key(
     path: &Path,
-    SecretBytes(pem): &SecretBytes,
+    SecretBytes(file): &SecretBytes,
 ) -> Result<PrivateKeyDer<'static>, TlsFilesError> {
-    // The parser's error is not shown, because it may have contents of the file.
-    PrivateKeyDer::from_pem_slice(pem).map_err(|_| {
+    let wrong = |what: String| TlsFilesError::new(path, what);
+    let mut found: Option<(usize, PrivateKeyDer<'static>)> = None;
+    for block in pem::blocks(file).map_err(wrong)? {
+        if !is_key(&block) {
+            // The certificate may be in the same file.
+            if block.label == "CERTIFICATE" || is_parameters(&block) {
+                continue;
+            }
+            return Err(left_out(path, &block, "a private key that is not encrypted"));
+        }
+        let line = block.line;
+        if let Some((first, _)) = found {
+            let what = format!("line {line}: is a second private key, after that of line {first}");
+            return Err(wrong(format!("{what}; remove the one that is not the certificate's")));
+        }
+        let key = match block.decode().map_err(wrong)? {
+            (SectionKind::PrivateKey, der) => PrivateKeyDer::Pkcs8(der.into()),
+            (SectionKind::EcPrivateKey, der) => PrivateKeyDer::Sec1(der.into()),
+            (SectionKind::RsaPrivateKey, der) => PrivateKeyDer::Pkcs1(der.into()),
+            _ => return Err(left_out(path, &block, "a private key that is not encrypted")),
+        };
+        found = Some((line, key));
+    }
+    found.map(|(_, key)| key).ok_or_else(|| {
         let what = "has no private key; write PEM with -----BEGIN PRIVATE KEY-----, not encrypted";
-        TlsFilesError::new(path, what)
+        wrong(what.to_owned())
     })
+}
+
+fn is_key(block: &PemBlock<'_>) -> bool {
+    matches!(block.label, "PRIVATE KEY" | "EC PRIVATE KEY" | "RSA PRIVATE KEY")
+}
+
+/// Returns true for a block that OpenSSL writes beside a key, which has the parameters too.
+fn is_parameters(block: &PemBlock<'_>) -> bool {
+    matches!(block.label, "EC PARAMETERS" | "DH PARAMETERS")
+}
+
+/// Returns the error of a block that cannot be taken.
+fn left_out(path: &Path, block: &PemBlock<'_>, taken: &str) -> TlsFilesError {
+    let label = pem::shown(block.label);
+    let remedy = match block.label {
+        "TRUSTED CERTIFICATE" | "X509 CERTIFICATE" => "; convert it with openssl x509",
+        "X509 CRL" => "; revocation lists are not supported",
+        "ENCRYPTED PRIVATE KEY" => "; write it without a password, as openssl pkey does",
+        _ => "; remove it",
+    };
+    let line = block.line;
+    let what = format!("line {line}: has a block {label}, and takes only {taken}{remedy}");
+    TlsFilesError::new(path, what)
 }

@@ -12,7 +12,7 @@ use rustls::crypto::SecureRandom;
 
 use crate::certificate::CertificateNames;
 use crate::identity::{NodeIdentity, check_cluster_name};
-use crate::provider;
+use crate::{pem, provider};
 
 /// Certificates are valid from this long before now, for clocks that are behind.
 const BACKDATED: Duration = Duration::from_secs(3600);
@@ -77,9 +77,14 @@ impl CertificateAuthority {
     /// # Errors
     /// They are not PEM, or not those of a CA that [`Self::create`] has made.
     pub fn open(certificate: &str, key: &str) -> Result<Self, String> {
-        use rustls::pki_types::pem::PemObject;
-        let der = rustls::pki_types::CertificateDer::from_pem_slice(certificate.as_bytes());
-        let der = der.map_err(|_| "the CA's certificate is not PEM".to_owned())?;
+        let wrong = |what: String| format!("the CA's certificate: {what}");
+        let blocks = pem::blocks(certificate.as_bytes()).map_err(wrong)?;
+        let [block] = blocks.as_slice() else {
+            let count = blocks.len();
+            return Err(wrong(format!("has {count} blocks of PEM; it must be one certificate")));
+        };
+        let (_, der) = block.decode().map_err(wrong)?;
+        let der = rustls::pki_types::CertificateDer::from(der);
         let names = CertificateNames::of(&der)?;
         let mut clusters = names.uris.iter().filter_map(|uri| uri.strip_prefix(CLUSTER_URI));
         let cluster = clusters.next().ok_or("the CA names no cluster; make one: helix cert ca")?;

@@ -23,6 +23,7 @@ mod handshake_slots;
 mod identity;
 #[cfg(feature = "issue")]
 pub mod issue;
+mod pem;
 mod socket;
 mod store;
 
@@ -31,7 +32,8 @@ use std::sync::Arc;
 use rustls::crypto::CryptoProvider;
 
 pub use acceptor::{
-    AcceptedSocket, Acceptor, AcceptorOptions, CallerCa, ClientAuth, PlaintextRule,
+    AcceptedSocket, Acceptor, AcceptorOptions, CallerCa, ClientAuth, PLAINTEXT_REFUSAL,
+    PlaintextRule,
 };
 pub use certificate::{CertificateInfo, CertificateKind, CertificateNames};
 pub use connector::{Connector, ServerRule};

@@ -14,7 +14,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use crate::certificate::{CertificateInfo, CertificateKind, CertificateNames};
 use crate::error::TlsFilesError;
-use crate::files::{CertificateFiles, FileContents};
+use crate::files::{CertificateFiles, FileContents, FoundCertificate};
 use crate::identity::NodeIdentity;
 use crate::provider;
 
@@ -90,16 +90,19 @@ impl TrustedSet {
         let mut identity = Err("this process has no certificate".to_owned());
         let own = match (parsed.own, &files.certificate, &files.key) {
             (Some((chain, key)), Some(path), Some(key_path)) => {
-                let wrong = |what: String| TlsFilesError::new(path, what);
                 for (index, certificate) in chain.iter().enumerate() {
                     let kind = match index {
                         0 => CertificateKind::Own,
                         _ => CertificateKind::Intermediate,
                     };
-                    infos.push(CertificateInfo::of(kind, certificate).map_err(wrong)?);
+                    let info = CertificateInfo::of(kind, &certificate.der);
+                    infos.push(info.map_err(|what| certificate.error(&what))?);
                 }
-                let names = chain.first().map(|leaf| CertificateNames::of(leaf)).transpose();
-                let names = names.map_err(wrong)?.unwrap_or_default();
+                let names = chain
+                    .first()
+                    .map(|leaf| CertificateNames::of(&leaf.der).map_err(|what| leaf.error(&what)));
+                let names = names.transpose()?.unwrap_or_default();
+                let chain = chain.into_iter().map(|certificate| certificate.der).collect();
                 identity = NodeIdentity::of(&names);
                 check_rule(path, rule, &identity)?;
                 let key = CertifiedKey::from_der(chain, key, &provider())
@@ -108,12 +111,12 @@ impl TrustedSet {
             }
             _ => None,
         };
-        let ca = roots(&files.ca, CertificateKind::Ca, &parsed.ca, &mut infos)?;
+        let ca = roots(CertificateKind::Ca, &parsed.ca, &mut infos)?;
         let client_ca = match files.client_ca.is_empty() {
             true => ca.clone(),
             false => {
                 let kind = CertificateKind::ClientCa;
-                roots(&files.client_ca, kind, &parsed.client_ca, &mut infos)?
+                roots(kind, &parsed.client_ca, &mut infos)?
             }
         };
         Ok(Self { own, ca, client_ca, infos, identity, contents })
@@ -131,8 +134,8 @@ impl TrustedSet {
     /// Checks that this set may replace the one before.
     ///
     /// # Errors
-    /// It has another own certificate, which other processes would refuse now. A set with the own
-    /// certificate of before is taken in any case: a CA that is removed must not stay in use.
+    /// It has another own certificate, which other processes would refuse now; or the CAs of a node
+    /// did not sign its own certificate, with which it could not join its cluster after a restart.
     fn check_successor_of(
         &self,
         before: &Self,
@@ -141,7 +144,13 @@ impl TrustedSet {
     ) -> Result<(), TlsFilesError> {
         let (Some(own), Some(path)) = (self.own_info(), &files.certificate) else { return Ok(()) };
         if self.contents.has_certificate_of(&before.contents) {
-            return Ok(());
+            // It may have expired by now, which must not keep a new CA out.
+            let checked = rule.map_or(Ok(()), |_| self.check_chain(self.last_valid()));
+            let path = files.ca.first().unwrap_or(path);
+            return checked.map_err(|what| {
+                let what = format!("the certificate of this node {what}");
+                TlsFilesError::new(path, what)
+            });
         }
         if own.seconds_left() < 0 {
             return Err(TlsFilesError::new(path, "the new certificate has expired already"));
@@ -152,9 +161,29 @@ impl TrustedSet {
             return Err(TlsFilesError::new(path, what));
         }
         if rule.is_some() {
-            self.check_chain().map_err(|what| TlsFilesError::new(path, what))?;
+            self.check_chain(UnixTime::now()).map_err(|what| TlsFilesError::new(path, what))?;
         }
         Ok(())
+    }
+
+    /// Returns the present, or the last time at which the own chain was valid if that is earlier.
+    fn last_valid(&self) -> UnixTime {
+        let is_own = |info: &&CertificateInfo| {
+            matches!(info.kind, CertificateKind::Own | CertificateKind::Intermediate)
+        };
+        let ends = self.infos.iter().filter(is_own).map(|info| info.not_after);
+        let last = ends.min().and_then(|end| u64::try_from(end).ok()).unwrap_or(u64::MAX);
+        let now = UnixTime::now().as_secs();
+        UnixTime::since_unix_epoch(Duration::from_secs(now.min(last)))
+    }
+
+    /// Checks that the CAs of a node signed its certificate, at the last time at which that was
+    /// valid.
+    ///
+    /// # Errors
+    /// The reason for which other nodes with these CAs would refuse it.
+    pub fn check_own_issuer(&self) -> Result<(), String> {
+        self.check_chain(self.last_valid())
     }
 
     /// Checks that nodes with the same CAs accept the own certificate, of a server and of a client.
@@ -162,10 +191,10 @@ impl TrustedSet {
     ///
     /// # Errors
     /// The reason for which they would refuse it.
-    fn check_chain(&self) -> Result<(), String> {
+    fn check_chain(&self, now: UnixTime) -> Result<(), String> {
         let Some(OwnKey(own)) = &self.own else { return Ok(()) };
         let [leaf, intermediates @ ..] = own.cert.as_slice() else { return Ok(()) };
-        let (provider, now) = (provider(), UnixTime::now());
+        let provider = provider();
         let algorithms = provider.signature_verification_algorithms.all;
         let as_server = ParsedCertificate::try_from(leaf).and_then(|leaf| {
             verify_server_cert_signed_by_trust_anchor(
@@ -234,19 +263,17 @@ fn key_error(path: &Path, key_path: &Path, error: &rustls::Error) -> TlsFilesErr
 }
 
 fn roots(
-    paths: &[std::path::PathBuf],
     kind: CertificateKind,
-    certificates: &[rustls::pki_types::CertificateDer<'static>],
+    certificates: &[FoundCertificate],
     infos: &mut Vec<CertificateInfo>,
 ) -> Result<Arc<RootCertStore>, TlsFilesError> {
     let mut store = RootCertStore::empty();
-    let path = paths.first().map(std::path::PathBuf::as_path).unwrap_or_else(|| Path::new(""));
     for certificate in certificates {
-        let wrong = |what: String| TlsFilesError::new(path, what);
-        infos.push(CertificateInfo::of(kind, certificate).map_err(wrong)?);
+        let info = CertificateInfo::of(kind, &certificate.der);
+        infos.push(info.map_err(|what| certificate.error(&what))?);
         store
-            .add(certificate.clone())
-            .map_err(|error| wrong(format!("has a certificate that is no CA: {error}")))?;
+            .add(certificate.der.clone())
+            .map_err(|error| certificate.error(&format!("is no CA: {error}")))?;
     }
     Ok(Arc::new(store))
 }
@@ -303,7 +330,7 @@ impl CertificateStore {
             tracing::error!(%name, "the certificate is not valid yet; check the clock");
         }
         if rule.is_some()
-            && let Err(what) = set.check_chain()
+            && let Err(what) = set.check_chain(UnixTime::now())
         {
             tracing::error!("the certificate {what}");
         }

@@ -112,6 +112,26 @@ impl ServerConfig {
         files.map(|files| CertificateStore::open(files, self.node_rule())).transpose()
     }
 
+    /// Checks that the CAs of `--tls-ca` signed the certificate of this node. Returns a warning if
+    /// they did not and no other node verifies it.
+    ///
+    /// # Errors
+    /// They did not, so that other nodes with these CAs would refuse this node.
+    pub fn check_own_issuer(&self) -> Result<Option<String>, String> {
+        let (Some(path), Ok(Some(certificates))) = (&self.tls_ca, self.open_certificates()) else {
+            return Ok(None);
+        };
+        let Err(what) = certificates.current().check_own_issuer() else { return Ok(None) };
+        let flag = format!("--tls-ca {}", path.display());
+        match self.node_rule() {
+            Some(_) => Err(format!("{flag}: the certificate of --tls-cert {what}")),
+            None => Ok(Some(format!(
+                "{flag}: the certificate of --tls-cert {what}; this node has no peers, so only \
+                 clients that trust these CAs alone would refuse it"
+            ))),
+        }
+    }
+
     pub(super) fn check_tls(&self, problems: &mut ConfigProblems) {
         let ports = [
             ("tls-clients", self.client_tls()),

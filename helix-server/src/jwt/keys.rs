@@ -11,14 +11,14 @@ use ring::signature::{
 };
 use serde_json::{Map, Value};
 
-use super::{JWKS_BYTES_MAX, JWKS_KEYS_MAX};
+use super::{JWKS_BYTES_MAX, JWKS_KEYS_MAX, points};
 use crate::quote::quote;
 
 /// Bytes of an RSA modulus: 2048 to 8192 bits.
 const MODULUS_BYTES: std::ops::RangeInclusive<usize> = 256..=1024;
 
-/// Bytes of an RSA exponent; the usual one has three.
-const EXPONENT_BYTES_MAX: usize = 5;
+/// Largest RSA exponent with which ring verifies; the usual one is 65537.
+const EXPONENT_MAX: u64 = (1 << 33) - 1;
 
 /// Bytes of the id of a key.
 const KEY_ID_BYTES_MAX: usize = 256;
@@ -152,26 +152,36 @@ impl JwtKey {
                 if !MODULUS_BYTES.contains(&modulus.len()) {
                     return Err(invalid("an RSA key has 2048 to 8192 bits"));
                 }
-                let is_odd = exponent.last().is_some_and(|last| last % 2 == 1);
-                if !is_odd || exponent == [1] || exponent.len() > EXPONENT_BYTES_MAX {
-                    let what =
-                        "the exponent of an RSA key is odd, at least 3, and has up to 5 bytes";
-                    return Err(invalid(what));
+                let is_odd = |number: &[u8]| number.last().is_some_and(|last| last % 2 == 1);
+                if !is_odd(modulus) {
+                    return Err(invalid("the modulus of an RSA key is odd"));
+                }
+                let is_small = exponent.len() <= 8
+                    && exponent.iter().fold(0, |number, byte| number << 8 | u64::from(*byte))
+                        <= EXPONENT_MAX;
+                if !is_odd(exponent) || exponent == [1] || !is_small {
+                    return Err(invalid("the exponent of an RSA key is odd, 3 to 2^33 - 1"));
                 }
                 KeyMaterial::Rsa { modulus: modulus.to_vec(), exponent: exponent.to_vec() }
             }
             (Some("EC"), Some("P-256")) => {
                 let coordinates = bytes("x").zip(bytes("y"));
-                let (x, y) = coordinates
-                    .filter(|(x, y)| x.len() == 32 && y.len() == 32)
+                let (x, y): ([u8; 32], [u8; 32]) = coordinates
+                    .and_then(|(x, y)| Some((x.try_into().ok()?, y.try_into().ok()?)))
                     .ok_or_else(|| invalid("a P-256 key needs x and y of 32 bytes in base64url"))?;
+                if !points::is_on_p256(&x, &y) {
+                    return Err(invalid("its x and y are no point of the curve P-256"));
+                }
                 // 4 begins an uncompressed point (SEC 1, section 2.3.3).
                 KeyMaterial::P256([[4].as_slice(), x.as_slice(), y.as_slice()].concat())
             }
             (Some("OKP"), Some("Ed25519")) => {
-                let x = bytes("x").filter(|x| x.len() == 32);
+                let x = bytes("x").and_then(|x| <[u8; 32]>::try_from(x).ok());
                 let x = x.ok_or_else(|| invalid("an Ed25519 key needs x of 32 bytes"))?;
-                KeyMaterial::Ed25519(x)
+                if !points::is_ed25519_key(&x) {
+                    return Err(invalid("its x is no point of Ed25519, or one of small order"));
+                }
+                KeyMaterial::Ed25519(x.to_vec())
             }
             // Also "oct": a secret that issuer and node share would let the node make JWTs.
             _ => return Ok(None),

@@ -2,6 +2,7 @@
 //!
 //! - `keys`: the issuer's public keys, from a JWKS (RFC 7517). The type of a key decides its
 //!   algorithm.
+//! - `points`: whether the bytes of a key are a point of its curve.
 //! - `token`: the parts of a JWT (RFC 7515), and its claims.
 //! - `verifier`: keeps the keys and the JWTs that were verified with them.
 //!
@@ -9,6 +10,7 @@
 //! (docs/decisions/0043).
 
 mod keys;
+mod points;
 #[cfg(test)]
 mod tests;
 mod token;

@@ -243,17 +243,27 @@ fn an_invalid_file_keeps_the_keys() {
     for _ in 0..3 {
         verifier.reload(Ok(b"{".to_vec()));
     }
+    // A key that can verify nothing: no point of its curve.
+    let mut wrong = issuer.jwks();
+    wrong["keys"][0]["x"] = json!(URL_SAFE_NO_PAD.encode([0; 32]));
+    let wrong = wrong.to_string().into_bytes();
+    assert!(JwtVerifier::new(rules(), &wrong).is_err(), "no node starts with it either");
+    for _ in 0..2 {
+        verifier.reload(Ok(wrong.clone()));
+    }
+    let said = verifier.status().error.unwrap();
+    assert!(said.contains("no point of Ed25519"), "{said}");
     verifier.reload(Err("cannot be read".to_owned()));
     assert!(verifier.is_current(&login, NOW_US));
     let JwksStatus { succeeded, failed, error } = verifier.status();
-    assert_eq!((succeeded, failed), (0, 2), "each problem counts once");
+    assert_eq!((succeeded, failed), (0, 3), "each problem counts once");
     assert_eq!(error.as_deref(), Some("cannot be read"));
     verifier.reload(Ok(issuer.jwks().to_string().into_bytes()));
-    assert_eq!(verifier.status(), JwksStatus { failed: 2, ..JwksStatus::default() });
+    assert_eq!(verifier.status(), JwksStatus { failed: 3, ..JwksStatus::default() });
     // A problem of one poll is that of a file that is being replaced.
     verifier.reload(Ok(Vec::new()));
     verifier.reload(Ok(issuer.jwks().to_string().into_bytes()));
-    assert_eq!(verifier.status(), JwksStatus { failed: 2, ..JwksStatus::default() });
+    assert_eq!(verifier.status(), JwksStatus { failed: 3, ..JwksStatus::default() });
 }
 
 #[test]
@@ -311,7 +321,14 @@ fn keys_for_other_uses_and_invalid_ones_are_left_out() {
         other(0, "e", json!("AQAB=")),
         other(0, "e", json!("AQ")),
         other(0, "e", json!("AQAA")),
+        other(0, "e", json!("AgAAAAE")),
+        other(0, "n", json!(URL_SAFE_NO_PAD.encode([0xfe; 256]))),
+        other(0, "n", json!(URL_SAFE_NO_PAD.encode([0xff; 255]))),
         other(1, "x", json!("AQAB")),
+        other(1, "x", known[1]["y"].clone()),
+        other(1, "y", json!(URL_SAFE_NO_PAD.encode([0; 32]))),
+        other(2, "x", json!(URL_SAFE_NO_PAD.encode([0; 32]))),
+        other(2, "x", json!(URL_SAFE_NO_PAD.encode([0xff; 32]))),
         other(1, "y", json!(7)),
         other(2, "x", json!("AQAB")),
         other(2, "kid", json!("x".repeat(257))),

@@ -568,10 +568,41 @@ fn a_certificate_that_other_nodes_would_refuse_is_not_taken() {
     assert!(error.contains("needs the extended key usages"), "{error}");
     assert_eq!(serial(), second);
     take("next");
-    // A CA that is removed is no longer trusted, also if it signed the own certificate.
-    std::fs::write(files.path("a.pem"), old_ca).unwrap();
+    // The CA that signed the own certificate is not removed, nor replaced by an unrelated one.
+    let third = serial();
+    files.put("unrelated", &CertificateAuthority::create("alpha", 30).unwrap());
+    for ca in [&old_ca, &read("unrelated.pem")] {
+        std::fs::write(files.path("a.pem"), ca).unwrap();
+        store.refresh();
+        store.refresh();
+        let error = store.status().error.unwrap();
+        let what = "a.pem: the certificate of this node is signed by no CA of the CA file";
+        assert!(error.contains(what), "{error}");
+        assert_eq!((serial(), store.current().certificates().len()), (third.clone(), 3));
+    }
+    // The last step of the documented order: a CA that signed nothing in use is removed.
+    std::fs::write(files.path("a.pem"), new_ca).unwrap();
     store.refresh();
     assert_eq!((store.status().succeeded, store.status().error), (2, None));
+    assert_eq!(store.current().certificates().len(), 2);
+}
+
+#[test]
+fn a_certificate_that_has_expired_keeps_no_new_ca_out() {
+    let files = Files::new();
+    files.node("own", "a", 1, 0);
+    let rule = NodeRule { node_id: 1, cluster: Some("alpha".to_owned()) };
+    let store = CertificateStore::open(files.files("own", &["a"]), Some(rule)).unwrap();
+    let read = |name: &str| std::fs::read_to_string(files.path(name)).unwrap();
+    store.current().check_own_issuer().unwrap();
+    let both = format!("{}{}", read("a.pem"), read("a2.pem"));
+    std::fs::write(files.path("a.pem"), both).unwrap();
+    store.refresh();
+    assert_eq!((store.status().succeeded, store.status().error), (1, None));
+    replace(&files.path("a.pem"), &files.path("a2.pem"));
+    store.refresh();
+    store.refresh();
+    assert!(store.status().error.unwrap().contains("signed by no CA"));
 }
 
 #[test]
@@ -672,6 +703,27 @@ fn files_that_are_not_certificates_are_rejected() {
     ] {
         open(contents).unwrap_err();
     }
+    // Each certificate of a file is taken, or the line says what is wrong.
+    let text = String::from_utf8(pem.clone()).unwrap();
+    let second = std::fs::read_to_string(files.path("a2.pem")).unwrap();
+    let last = text.lines().count();
+    let taken = |contents: &str| {
+        std::fs::write(&broken, contents).unwrap();
+        let files = CertificateFiles { ca: vec![broken.clone()], ..CertificateFiles::default() };
+        CertificateStore::open(files, None).map(|store| store.current().certificates().len())
+    };
+    assert_eq!(taken(&format!("\u{feff}{text}{second}")), Ok(2));
+    assert_eq!(taken(&format!("  {text}{second}")), Ok(2));
+    for (contents, line) in [
+        (format!("{}{second}", text.trim_end()), last),
+        (format!("{text}{}", second.replace("CERTIFICATE", "TRUSTED CERTIFICATE")), last + 1),
+        (format!("{text}{}", second.replace("CERTIFICATE", "X509 CRL")), last + 1),
+        (format!("{text}{}", second.replacen("-----BEGIN CERTIFICATE-----\n", "", 1)), last + 1),
+    ] {
+        let error = taken(&contents).unwrap_err();
+        let expected = format!("broken.pem: line {line}: ");
+        assert!(error.to_string().contains(&expected), "{expected}: {error}");
+    }
     // Bytes that were damaged one after another are rejected or accepted, without a panic.
     for at in 0..pem.len() {
         let mut damaged = pem.clone();
@@ -681,4 +733,34 @@ fn files_that_are_not_certificates_are_rejected() {
     let ca = files.store("n1", &["a"]).current();
     let kinds: Vec<_> = ca.certificates().iter().map(|info| info.kind).collect();
     assert_eq!(kinds, [CertificateKind::Own, CertificateKind::Ca]);
+}
+
+#[test]
+fn a_key_is_the_only_one_of_its_file_and_may_stand_beside_its_certificate() {
+    let files = Files::new();
+    files.node("n1", "a", 1, 30);
+    let read = |name: &str| std::fs::read_to_string(files.path(name)).unwrap();
+    let open = |key: String| {
+        std::fs::write(files.path("n1.key"), key).unwrap();
+        CertificateStore::open(files.files("n1", &["a"]), None).map(drop)
+    };
+    let (key, certificate) = (read("n1.key"), read("n1.pem"));
+    let parameters = "-----BEGIN EC PARAMETERS-----\nBggqhkjOPQMBBw==\n-----END EC PARAMETERS-----";
+    open(format!("{certificate}{key}")).unwrap();
+    open(format!("{parameters}\n{key}")).unwrap();
+    for (wrong, what) in [
+        (format!("{key}{key}"), "is a second private key"),
+        (format!("{certificate}{}", key.trim_start_matches('-')), "looks like a marker"),
+        (format!("{}{certificate}", key.trim_end()), "must end with a line"),
+        (key.replace("PRIVATE KEY", "ENCRYPTED PRIVATE KEY"), "without a password"),
+        (format!("{key}{}", key.replace("PRIVATE KEY", "PUBLIC KEY")), "block PUBLIC KEY"),
+    ] {
+        let error = open(wrong).unwrap_err().to_string();
+        assert!(error.contains("n1.key: line ") && error.contains(what), "{what}: {error}");
+        let secret = key.lines().nth(1).unwrap();
+        assert!(!error.contains(secret), "{error}");
+    }
+    // The certificate's file may have the key.
+    std::fs::write(files.path("n1.pem"), format!("{key}{certificate}")).unwrap();
+    open(key).unwrap();
 }
