@@ -26,7 +26,7 @@ pub(crate) fn contexts() -> ArgValueCompleter {
     })
 }
 
-/// Completes names of topics, of the cluster of the environment or of the current context.
+/// Completes names of topics, of the cluster that the command would use.
 pub(crate) fn topics() -> ArgValueCompleter {
     ArgValueCompleter::new(|current: &OsStr| {
         starting_with(current, existing_topics().unwrap_or_default())
@@ -35,7 +35,9 @@ pub(crate) fn topics() -> ArgValueCompleter {
 
 /// Asks the cluster. Errors complete nothing.
 fn existing_topics() -> Option<Vec<String>> {
-    let cluster = ClusterChoice::default().resolve().ok()?;
+    // The words to complete follow `--`, the program first.
+    let words = std::env::args_os().skip_while(|word| word != "--").skip(2);
+    let cluster = ClusterChoice::of_words(words)?.resolve().ok()?;
     let config = Config { request_timeout: ANSWER_MAX, ..cluster.config() };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().ok()?;
     runtime.block_on(async {

@@ -1,7 +1,7 @@
 //! Completion in shells. The shell calls this program for each completion, so that names come from
 //! the cluster: topics, groups and contexts as they are. It also completes for `helix-server`.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::future::Future;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -130,13 +130,19 @@ fn starting_with(current: &OsStr, names: Vec<String>) -> Vec<CompletionCandidate
     matching.map(CompletionCandidate::new).collect()
 }
 
-/// Asks the cluster of the environment or of the current context. Errors complete nothing.
+/// Returns the words to complete, which follow `--`, without the program.
+fn words() -> impl Iterator<Item = OsString> {
+    std::env::args_os().skip_while(|word| word != "--").skip(2)
+}
+
+/// Asks the cluster that the command would use. Errors complete nothing.
 fn ask<F>(question: impl FnOnce(Client) -> F) -> Vec<String>
 where
     F: Future<Output = Option<Vec<String>>>,
 {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let (Ok(cluster), Ok(runtime)) = (ClusterChoice::default().resolve(), runtime) else {
+    let cluster = ClusterChoice::of_words(words()).and_then(|choice| choice.resolve().ok());
+    let (Some(cluster), Ok(runtime)) = (cluster, runtime) else {
         return Vec::new();
     };
     let config = Config { request_timeout: ANSWER_MAX, ..cluster.config() };

@@ -12,11 +12,14 @@ pub(crate) const HELP: &str = "\
 A command connects to the first of these that is set:
   --addr HOST:PORT,...   nodes to contact first; they name the other nodes. PORT defaults to 9092;
                          unix:PATH is the socket of a node on this machine
-  --context NAME         a context: helix context add NAME --addr ...
+  --context NAME         a context: helix context add NAME --addr ...; with --addr too, only its
+                         files of TLS are used
   HELIX_ADDR             environment variable, same format as --addr
   the current context    helix context use NAME
   127.0.0.1:9092         the default
-TLS is on if --tls-ca is given, else if the context has a CA, else if HELIX_TLS_CA is set.";
+Each file of TLS is the one of its option, else of the context, else of its variable (HELIX_TLS_CA,
+HELIX_TLS_CERT, HELIX_TLS_KEY). TLS is on if there is a CA; other settings of TLS without a CA are
+refused, so that no token goes out unencrypted.";
 
 /// Loads the user's contexts; empty if there is no file.
 ///

@@ -15,8 +15,12 @@
 // Reads the user's file.
 #![allow(clippy::disallowed_methods)]
 
+mod tls;
+mod words;
+
 use std::collections::BTreeMap;
 use std::error::Error as StdError;
+use std::ffi::OsString;
 use std::fmt;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -26,17 +30,13 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::{Config, TlsOptions};
 use crate::token::TokenSource;
+pub use tls::ContextTls;
 
 /// Address used if no other is given.
 pub const ADDR_DEFAULT: &str = "127.0.0.1:9092";
 
 /// Environment variable with addresses: `HOST:PORT,...`.
 pub const ADDR_VARIABLE: &str = "HELIX_ADDR";
-
-/// Environment variables with files of TLS, in the order of [`ContextTls`].
-const CA_VARIABLE: &str = "HELIX_TLS_CA";
-const CERT_VARIABLE: &str = "HELIX_TLS_CERT";
-const KEY_VARIABLE: &str = "HELIX_TLS_KEY";
 
 /// Content of the contexts file.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -65,24 +65,6 @@ pub struct ContextEntry {
     /// Files of TLS; empty for a cluster without TLS.
     #[serde(default, skip_serializing_if = "ContextTls::is_empty")]
     pub tls: ContextTls,
-}
-
-/// Files of TLS as a context has them.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct ContextTls {
-    /// CAs of the nodes, PEM; turns TLS on.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub ca: Option<PathBuf>,
-    /// Certificate of the client, PEM.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub cert: Option<PathBuf>,
-    /// Private key of the certificate, PEM.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub key: Option<PathBuf>,
-    /// Name that the certificates of all nodes must have.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub server_name: Option<String>,
 }
 
 /// Reason why no cluster could be chosen.
@@ -235,51 +217,6 @@ impl Contexts {
     }
 }
 
-impl ContextTls {
-    /// Returns true without any file or name.
-    pub fn is_empty(&self) -> bool {
-        *self == Self::default()
-    }
-
-    fn of_environment(variable: impl Fn(&str) -> Option<String>) -> Self {
-        let path = |name| variable(name).filter(|it| !it.is_empty()).map(PathBuf::from);
-        Self {
-            ca: path(CA_VARIABLE),
-            cert: path(CERT_VARIABLE),
-            key: path(KEY_VARIABLE),
-            server_name: None,
-        }
-    }
-
-    /// Converts the files for the client; `None` without TLS.
-    ///
-    /// # Errors
-    /// Fails if a file is missing among them.
-    pub fn options(&self) -> Result<Option<TlsOptions>, ContextError> {
-        let missing = |what: &str, hint: &str| {
-            Err(ContextError::new(ContextErrorKind::InvalidSetting, what).hint(hint))
-        };
-        let Some(ca) = &self.ca else {
-            return match self.is_empty() {
-                true => Ok(None),
-                false => missing("TLS needs the CA of the nodes", "--tls-ca FILE"),
-            };
-        };
-        let certificate = match (&self.cert, &self.key) {
-            (Some(cert), Some(key)) => Some((cert.clone(), key.clone())),
-            (None, None) => None,
-            (Some(_), None) => {
-                return missing("the certificate has no private key", "--tls-key FILE");
-            }
-            (None, Some(_)) => {
-                return missing("the private key has no certificate", "--tls-cert FILE");
-            }
-        };
-        let (ca_files, server_name) = (vec![ca.clone()], self.server_name.clone());
-        Ok(Some(TlsOptions { ca_files, certificate, server_name }))
-    }
-}
-
 /// Settings of one invocation of a program. Contexts and the environment supply the rest.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ClusterChoice {
@@ -313,7 +250,7 @@ impl ChosenCluster {
     }
 }
 
-/// Addresses, and the context that they are from.
+/// Addresses, and the context that supplies the other settings.
 struct AddressSource {
     addr: Vec<String>,
     source: String,
@@ -324,40 +261,56 @@ impl ClusterChoice {
     /// Chooses the cluster.
     ///
     /// The addresses are those of the first of these that has some: `addr`, `context`,
-    /// `HELIX_ADDR`, the current context, and [`ADDR_DEFAULT`]. A context supplies its token and
-    /// its files of TLS only if it supplies the addresses.
+    /// `HELIX_ADDR`, the current context, and [`ADDR_DEFAULT`]. The context that is named, or else
+    /// the one that supplies the addresses, also supplies its files of TLS. Its token is sent only
+    /// to its own addresses.
     ///
     /// The token is that of `token_file`, of a named `context`, of the environment
-    /// ([`TokenSource::from_env`]), or of the current context. The files of TLS are those given
-    /// here, of the context, or of the environment.
+    /// ([`TokenSource::from_env`]), or of the current context. Each file of TLS is the one given
+    /// here, of the context, or of the environment. So TLS is on if any of the three has a CA, and
+    /// no token is sent without TLS if any of them has a setting of TLS.
     ///
     /// # Errors
     /// Fails if the context is unknown, if the contexts file is needed and unreadable, or if an
     /// address, the token or a file of TLS is missing or not valid.
     pub fn resolve(&self) -> Result<ChosenCluster, ContextError> {
-        let variable = |name: &str| std::env::var(name).ok();
+        let variable = |name: &str| std::env::var_os(name);
         let AddressSource { addr, source, context } = self.addresses(variable, Contexts::load)?;
-        let tls = self.tls_options(context.as_ref().map(|context| &context.tls), variable)?;
-        let token = self.token(context.and_then(|context| context.token_file))?;
+        let context = context.unwrap_or_default();
+        let tls = self.tls_files(context.tls, variable).options()?;
+        let token = self.token(context.token_file)?;
         Ok(ChosenCluster { addr, source, token, tls })
     }
 
     fn addresses(
         &self,
-        variable: impl Fn(&str) -> Option<String>,
+        variable: impl Fn(&str) -> Option<OsString>,
         contexts: impl FnOnce() -> Result<Contexts, ContextError>,
     ) -> Result<AddressSource, ContextError> {
         let without_context =
             |addr, source: &str| AddressSource { addr, source: source.to_owned(), context: None };
+        if let Some(name) = &self.context {
+            let named = of_context(&contexts()?, name)?;
+            return Ok(match self.addr.is_empty() {
+                true => named,
+                // Its token is for its own addresses.
+                false => AddressSource {
+                    context: named.context.map(|it| ContextEntry { token_file: None, ..it }),
+                    ..without_context(self.addr.clone(), "--addr")
+                },
+            });
+        }
         if !self.addr.is_empty() {
             return Ok(without_context(self.addr.clone(), "--addr"));
         }
-        if let Some(name) = &self.context {
-            return of_context(&contexts()?, name);
-        }
-        if let Some(env) = variable(ADDR_VARIABLE).filter(|env| !env.trim().is_empty()) {
+        if let Some(env) = variable(ADDR_VARIABLE).filter(|env| !env.is_empty()) {
             let hint = format!("export {ADDR_VARIABLE}=HOST:PORT,...");
-            return Ok(without_context(parse(&env, ADDR_VARIABLE, hint)?, ADDR_VARIABLE));
+            // Other bytes are no address, so that the error shows what they are.
+            let env = env.to_string_lossy();
+            if !env.trim().is_empty() {
+                let addr = parse(&env, ADDR_VARIABLE, hint)?;
+                return Ok(without_context(addr, ADDR_VARIABLE));
+            }
         }
         let contexts = contexts()?;
         match &contexts.current {
@@ -382,18 +335,14 @@ impl ClusterChoice {
         })
     }
 
-    fn tls_options(
+    /// Returns the files of TLS: field by field those given here, of the context and of the
+    /// environment. A source that has some must not hide those of another.
+    fn tls_files(
         &self,
-        of_context: Option<&ContextTls>,
-        variable: impl Fn(&str) -> Option<String>,
-    ) -> Result<Option<TlsOptions>, ContextError> {
-        if !self.tls.is_empty() {
-            return self.tls.options();
-        }
-        match of_context {
-            Some(context) => context.options(),
-            None => ContextTls::of_environment(variable).options(),
-        }
+        of_context: ContextTls,
+        variable: impl Fn(&str) -> Option<OsString>,
+    ) -> ContextTls {
+        self.tls.clone().or(of_context).or(ContextTls::of_environment(variable))
     }
 }
 
@@ -441,7 +390,7 @@ mod tests {
         env: Option<&str>,
         contexts: Contexts,
     ) -> Result<AddressSource, ContextError> {
-        choice.addresses(|_| env.map(str::to_owned), || Ok(contexts))
+        choice.addresses(|_| env.map(OsString::from), || Ok(contexts))
     }
 
     fn found(addr: &[&str], context: Option<&str>, env: Option<&str>) -> (String, String) {
@@ -490,7 +439,7 @@ mod tests {
     #[test]
     fn contexts_file_is_read_only_if_needed() {
         let broken = || Err(ContextError::new(ContextErrorKind::ContextsFile, "broken"));
-        let env = |_: &str| Some("e:1".to_owned());
+        let env = |_: &str| Some("e:1".into());
         assert!(choice(&["f:1"], None).addresses(|_| None, broken).is_ok());
         assert!(choice(&[], None).addresses(env, broken).is_ok());
         assert!(choice(&[], None).addresses(|_| None, broken).is_err());
@@ -522,39 +471,105 @@ mod tests {
         assert!(error.why.contains("curent") && !error.hint.is_empty(), "{error:?}");
     }
 
-    fn ca_of(tls: &ContextTls, context: Option<&str>, env: Option<&str>) -> Option<String> {
-        let context = context.map(|ca| ContextTls { ca: Some(ca.into()), ..ContextTls::default() });
-        let choice = ClusterChoice { tls: tls.clone(), ..ClusterChoice::default() };
-        let variable = |name: &str| env.filter(|_| name == CA_VARIABLE).map(str::to_owned);
-        let options = choice.tls_options(context.as_ref(), variable).unwrap()?;
-        Some(options.ca_files[0].display().to_string())
-    }
-
-    #[test]
-    fn files_of_tls_are_of_the_options_then_of_the_context_then_of_the_environment() {
-        let given = ContextTls { ca: Some("/f.pem".into()), ..ContextTls::default() };
-        let none = ContextTls::default();
-        assert_eq!(ca_of(&given, Some("/c.pem"), Some("/e.pem")).unwrap(), "/f.pem");
-        assert_eq!(ca_of(&none, Some("/c.pem"), Some("/e.pem")).unwrap(), "/c.pem");
-        assert_eq!(ca_of(&none, None, Some("/e.pem")).unwrap(), "/e.pem");
-        assert_eq!(ca_of(&none, None, Some("")), None);
-        // A context without TLS is a cluster without TLS.
-        let choice = ClusterChoice::default();
-        assert_eq!(choice.tls_options(Some(&none), |_| Some("/e.pem".into())).unwrap(), None);
-    }
-
-    #[test]
-    fn a_certificate_needs_its_key_and_a_ca() {
-        let pem = || Some(PathBuf::from("/x.pem"));
-        for tls in [
-            ContextTls { cert: pem(), key: pem(), ..ContextTls::default() },
-            ContextTls { ca: pem(), cert: pem(), ..ContextTls::default() },
-            ContextTls { ca: pem(), key: pem(), ..ContextTls::default() },
-            ContextTls { server_name: Some("n1".to_owned()), ..ContextTls::default() },
-        ] {
-            let error = tls.options().unwrap_err();
-            assert_eq!(error.kind, ContextErrorKind::InvalidSetting, "{tls:?}");
+    /// Settings of TLS by the bits of `mask`: CA, certificate, key and server name.
+    fn tls_of(origin: &str, mask: u32) -> ContextTls {
+        let path = |bit: u32, what: &str| {
+            (mask & bit != 0).then(|| PathBuf::from(format!("/{origin}/{what}")))
+        };
+        ContextTls {
+            ca: path(1, "ca"),
+            cert: path(2, "cert"),
+            key: path(4, "key"),
+            server_name: (mask & 8 != 0).then(|| origin.to_owned()),
         }
+    }
+
+    /// Every combination of settings of TLS in options, context and environment: each file is that
+    /// of the first source that has it, and a connection has TLS or is refused if any has one.
+    #[test]
+    fn settings_of_tls_combine_field_by_field() {
+        for (given, of_context, of_env) in (0..16)
+            .flat_map(|given| (0..16).map(move |context| (given, context)))
+            .flat_map(|(given, of_context)| (0..8).map(move |of_env| (given, of_context, of_env)))
+        {
+            let label = format!("options {given}, context {of_context}, environment {of_env}");
+            let choice =
+                ClusterChoice { tls: tls_of("options", given), ..ClusterChoice::default() };
+            let env = tls_of("environment", of_env);
+            let variable = |name: &str| {
+                let path = match name {
+                    "HELIX_TLS_CA" => env.ca.clone(),
+                    "HELIX_TLS_CERT" => env.cert.clone(),
+                    "HELIX_TLS_KEY" => env.key.clone(),
+                    other => panic!("{other}"),
+                };
+                path.map(PathBuf::into_os_string)
+            };
+            let merged = choice.tls_files(tls_of("context", of_context), variable);
+            let origin = |bit: u32| match () {
+                () if given & bit != 0 => Some("options"),
+                () if of_context & bit != 0 => Some("context"),
+                () if of_env & bit != 0 => Some("environment"),
+                () => None,
+            };
+            let path = |bit: u32, what: &str| origin(bit).map(|it| format!("/{it}/{what}").into());
+            let expected = ContextTls {
+                ca: path(1, "ca"),
+                cert: path(2, "cert"),
+                key: path(4, "key"),
+                server_name: origin(8).map(str::to_owned),
+            };
+            assert_eq!(merged, expected, "{label}");
+            let all = given | of_context | of_env;
+            match merged.options() {
+                Ok(None) => assert_eq!(all, 0, "{label}: without TLS"),
+                Ok(Some(tls)) => {
+                    assert_eq!(tls.certificate.is_some(), all & 6 == 6, "{label}");
+                    assert!(all & 1 != 0 && matches!(all & 6, 0 | 6), "{label}: {tls:?}");
+                }
+                Err(error) => {
+                    assert!(all & 1 == 0 || matches!(all & 6, 2 | 4), "{label}: {error:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn an_empty_variable_sets_nothing() {
+        let choice = ClusterChoice::default();
+        let files = choice.tls_files(ContextTls::default(), |_| Some(OsString::new()));
+        assert!(files.is_empty(), "{files:?}");
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn variables_with_other_bytes_than_utf8_count() {
+        use std::os::unix::ffi::OsStringExt;
+        let bytes = |_: &str| Some(OsString::from_vec(b"/ca-\xff.pem".to_vec()));
+        let choice = ClusterChoice::default();
+        assert!(choice.tls_files(ContextTls::default(), bytes).ca.is_some());
+        let wrong = error(choice.addresses(bytes, || Ok(Contexts::default())));
+        assert_eq!(wrong.kind, ContextErrorKind::InvalidSetting);
+    }
+
+    #[test]
+    fn a_named_context_supplies_tls_for_other_addresses_and_no_token() {
+        let tls = tls_of("context", 1);
+        let mut all = contexts();
+        let entry = all.contexts.get_mut("prod").unwrap();
+        (entry.tls, entry.token_file) = (tls.clone(), Some(PathBuf::from("/token")));
+        let found = select(&choice(&["f:1"], Some("prod")), None, all.clone()).unwrap();
+        assert_eq!((found.addr, found.source.as_str()), (vec!["f:1".to_owned()], "--addr"));
+        let context = found.context.unwrap();
+        assert_eq!((context.tls, context.token_file), (tls, None));
+        let own = select(&choice(&[], Some("prod")), None, all.clone()).unwrap().context.unwrap();
+        assert_eq!(own.token_file, Some(PathBuf::from("/token")));
+        // The current context is one of another cluster then.
+        all.current = Some("prod".to_owned());
+        assert!(select(&choice(&["f:1"], None), None, all.clone()).unwrap().context.is_none());
+        assert!(select(&choice(&[], None), Some("e:1"), all.clone()).unwrap().context.is_none());
+        let unknown = error(select(&choice(&["f:1"], Some("x")), None, all));
+        assert_eq!(unknown.kind, ContextErrorKind::UnknownContext);
     }
 
     #[test]

@@ -3,6 +3,7 @@
 // Reads the token's file, which an operator or an agent replaces.
 #![allow(clippy::disallowed_methods)]
 
+use std::ffi::OsString;
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -92,9 +93,11 @@ impl TokenSource {
     /// # Errors
     /// `INVALID_ARGUMENT` if the token is malformed or the file cannot be read.
     pub fn from_env() -> Result<Self> {
-        let variable = |name| std::env::var(name).ok().filter(|value| !value.trim().is_empty());
+        let is_blank = |value: &OsString| value.to_string_lossy().trim().is_empty();
+        let variable = |name| std::env::var_os(name).filter(|value| !is_blank(value));
         if let Some(token) = variable(TOKEN_VARIABLE) {
-            return Self::fixed(&token);
+            // Bytes that are not UTF-8 are not part of a token, and are refused.
+            return Self::fixed(&token.to_string_lossy());
         }
         variable(FILE_VARIABLE).map_or_else(|| Ok(Self::none()), Self::file)
     }

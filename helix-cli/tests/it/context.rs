@@ -1,6 +1,9 @@
 //! Tests of contexts, completions and explanations.
 
+use std::io::Read;
+use std::net::TcpListener;
 use std::process::Command;
+use std::time::Duration;
 
 use tempfile::TempDir;
 
@@ -57,6 +60,70 @@ fn context_selects_the_cluster_with_lowest_precedence() {
     assert_eq!(run(None, &["topic", "list", "--context", "lab"]).code, 3);
 }
 
+/// Returns the first bytes that a client sends to a listener, until it closes the connection.
+fn first_bytes(listener: &TcpListener) -> Vec<u8> {
+    let (mut client, _) = listener.accept().unwrap();
+    client.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+    let mut bytes = vec![0; 4 << 10];
+    let length = client.read(&mut bytes).unwrap_or(0);
+    bytes.truncate(length);
+    bytes
+}
+
+#[test]
+fn a_token_goes_out_encrypted_whichever_source_has_the_ca() {
+    let home = tempfile::tempdir().unwrap();
+    let made = home.path().join("made");
+    let made_text = made.to_str().unwrap();
+    assert_eq!(helix(&["cert", "ca", "--cluster", "c", "--dir", made_text], "").code, 0);
+    let ca = made.join("ca.pem");
+    let ca = ca.to_str().unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let addr = listener.local_addr().unwrap().to_string();
+    let add = |name: &str, tls: &[&str]| {
+        let args = [&["context", "add", name, "--addr", addr.as_str()], tls].concat();
+        assert_eq!(helix_in(&home, None, &args).code, 0);
+    };
+    add("plain", &[]);
+    add("secure", &["--tls-ca", ca]);
+    let run = |args: &[&str], env: Option<&str>| {
+        let mut command = command(&[args, &["whoami", "--timeout", "200ms"]].concat());
+        command.env("XDG_CONFIG_HOME", home.path()).env("HELIX_TOKEN", "secret-token");
+        command.env_remove("HELIX_ADDR");
+        if let Some(ca) = env {
+            command.env("HELIX_TLS_CA", ca);
+        }
+        outcome(command, "")
+    };
+    let addressed = ["--addr", addr.as_str()];
+    for (args, env) in [
+        (&["--context", "plain"][..], Some(ca)),
+        (&["--context", "plain", "--tls-ca", ca], None),
+        (&["--context", "secure"], None),
+        (&["--context", "secure", "--addr", &addr], None),
+        (&["--context", "secure"], Some("/nowhere.pem")),
+        (&addressed, Some(ca)),
+    ] {
+        let bytes = std::thread::scope(|scope| {
+            let running = scope.spawn(|| run(args, env));
+            let bytes = first_bytes(&listener);
+            assert_ne!(running.join().unwrap().code, 0, "{args:?}");
+            // Connections of retries that nobody has accepted.
+            listener.set_nonblocking(true).unwrap();
+            while listener.accept().is_ok() {}
+            listener.set_nonblocking(false).unwrap();
+            bytes
+        });
+        assert_eq!(bytes.first(), Some(&0x16), "{args:?} {env:?}: no TLS");
+    }
+    // Half a setting is refused, and nothing is sent.
+    for args in [&["--context", "plain", "--tls-cert", ca][..], &["--tls-server-name", "n1"]] {
+        let refused = run(args, None);
+        assert_eq!(refused.code, 2, "{refused:?}");
+        assert!(refused.stderr.contains("TLS needs the CA of the nodes"), "{refused:?}");
+    }
+}
+
 #[test]
 fn explains_every_reason() {
     let list = json(&helix(&["explain", "-o", "json"], "").stdout);
@@ -99,6 +166,15 @@ fn completes_what_the_cluster_has() {
         outcome(command, "").stdout
     };
     assert!(completed(&["cluster", "transf"]).starts_with("transfer-leader"));
+    // The cluster is the one that the command would use, not the one of the environment.
+    let other = ServerProcess::start();
+    other.ok(&["topic", "create", "ordinary"]);
+    let addr = other.address();
+    assert_eq!(completed(&["--addr", addr, "consume", "ord"]).trim(), "ordinary");
+    assert_eq!(completed(&["consume", &format!("--addr={addr}"), "ord"]).trim(), "ordinary");
+    for unknown in ["--addr=$B", "--context=none", "--token-file=/nowhere", "--addr=127.0.0.1:1"] {
+        assert_eq!(completed(&["consume", unknown, "ord"]).trim(), "", "{unknown}");
+    }
     assert_eq!(completed(&["consume", "ord"]).trim(), "orders");
     assert_eq!(completed(&["group", "describe", "b"]).trim(), "billing");
     assert_eq!(completed(&["explain", "no_lea"]).trim(), "NO_LEADER");
