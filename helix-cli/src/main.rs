@@ -96,6 +96,12 @@ fn main() -> ExitCode {
     let context = ErrorContext {
         addr: global.addr.join(","),
         addr_source: global.addr_source,
+        tls_ca: global
+            .tls_files
+            .iter()
+            .flat_map(|tls| &tls.ca_files)
+            .map(|path| path.display().to_string())
+            .collect(),
         topic: command.topic().map(str::to_owned),
         group: command.group().map(str::to_owned),
         is_health: matches!(command, CliCommand::Cluster(ClusterSubcommand::Health(_))),

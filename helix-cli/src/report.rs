@@ -6,6 +6,7 @@ use std::fmt::Write;
 use helix_client::{Error as ClientError, Origin};
 use helix_proto::error::{self as wire, reason_name};
 use helix_proto::log::v1::ErrorReason;
+use helix_proto::shown;
 use schemars::JsonSchema;
 use serde::Serialize;
 use tonic::Code;
@@ -21,6 +22,8 @@ pub(crate) struct ErrorContext {
     pub(crate) addr: String,
     /// Setting that the addresses come from; empty if unknown.
     pub(crate) addr_source: String,
+    /// CA file with which the command connects; empty without TLS.
+    pub(crate) tls_ca: String,
     /// Topic that the command is about.
     pub(crate) topic: Option<String>,
     /// Consumer group that the command is about.
@@ -48,10 +51,10 @@ impl ErrorContext {
 /// Returns the error text for standard error, with a final newline.
 pub(crate) fn render(error: &anyhow::Error, context: &ErrorContext, style: Style) -> String {
     let parts = ErrorParts::new(error, context);
-    let mut text = format!("{} {}\n", style.error("error:"), parts.what);
+    let mut text = format!("{} {}\n", style.error("error:"), shown::lines(&parts.what));
     for (label, part) in [("why", parts.why), ("try", parts.hint)] {
         if !part.is_empty() {
-            let part = part.replace('\n', "\n       ");
+            let part = shown::lines(&part).replace('\n', "\n       ");
             // Writing to a string cannot fail.
             let _ = writeln!(text, "  {} {part}", style.label(&format!("{label}:")));
         }
@@ -155,10 +158,9 @@ impl ErrorParts {
             Some(reason) => reason_name(reason).to_owned(),
             None => grpc_code_name(error.code),
         };
-        let message = match error.message.as_str() {
-            "" => "the request failed",
-            message => message,
-        };
+        // A service or a proxy wrote it.
+        let message = shown::one_line(&error.message);
+        let message = if message.is_empty() { "the request failed" } else { &message };
         contexts.push(format!("{message} ({code})"));
         if let Some(needed) = &context.needed_nodes {
             needed.clone_into(&mut why);
@@ -193,6 +195,7 @@ fn of_reason(reason: ErrorReason, error: &ClientError, context: &ErrorContext) -
         R::Fenced => fenced(error, why),
         R::BatchTooLarge | R::RecordTooLarge => limit(error, why),
         R::GroupNotEmpty => members(error, why),
+        R::PermissionDenied => denied(error, context, why),
         _ => why.to_owned(),
     };
     let topic = context.topic.as_deref().unwrap_or("TOPIC");
@@ -229,6 +232,16 @@ fn fenced(error: &ClientError, why: &str) -> String {
     }
 }
 
+/// Names the topic of a command whose caller may use no topic at all.
+fn denied(error: &ClientError, context: &ErrorContext, why: &str) -> String {
+    match &context.topic {
+        Some(topic) if error.message.contains(" any topic") => {
+            format!("no rule of the principal allows it on topic {topic}, nor on another one")
+        }
+        _ => why.to_owned(),
+    }
+}
+
 fn members(error: &ClientError, why: &str) -> String {
     match error.member_ids.as_slice() {
         [] => why.to_owned(),
@@ -253,7 +266,11 @@ fn of_transport(error: &ClientError, context: &ErrorContext) -> (String, String)
     let addr = &context.addr;
     match (error.origin, error.code) {
         _ if error.is_tls_failure => {
-            let why = format!("no TLS connection to a node at {addr}{}", context.source());
+            let ca = match context.tls_ca.as_str() {
+                "" => "without a CA, so without TLS".to_owned(),
+                ca => format!("with the CA {ca}"),
+            };
+            let why = format!("no TLS connection to a node at {addr}{}, {ca}", context.source());
             let hint = "--tls-ca FILE   CA of the nodes, or HELIX_TLS_CA\n\
                         --tls-cert FILE --tls-key FILE   certificate of this client\n\
                         the node's log has the reason of the other side";

@@ -8,6 +8,7 @@ use tonic::codegen::{BoxFuture, Service, StdError};
 use tonic::transport::Channel;
 use tonic::{Code, Status};
 
+use crate::refusal::RefusalNote;
 use crate::token::TokenSource;
 
 /// A channel that adds the token to each call.
@@ -15,12 +16,18 @@ use crate::token::TokenSource;
 pub struct AuthorizedChannel {
     channel: Channel,
     token: TokenSource,
+    refusal: RefusalNote,
 }
 
 impl AuthorizedChannel {
     /// Adds the token of this source to the calls on `channel`.
     pub fn new(channel: Channel, token: TokenSource) -> Self {
-        Self { channel, token }
+        Self { channel, token, refusal: RefusalNote::default() }
+    }
+
+    /// Explains failed calls by what the connections of the channel note here.
+    pub(crate) fn with_refusal(self, refusal: RefusalNote) -> Self {
+        Self { refusal, ..self }
     }
 }
 
@@ -42,10 +49,11 @@ impl Service<Request<Body>> for AuthorizedChannel {
             Ok(None) => {}
             Err(status) => return Box::pin(async { Err(status.into()) }),
         }
+        let mark = self.refusal.begin();
         let responding = self.channel.call(request);
-        let token = self.token.clone();
+        let (token, refusal) = (self.token.clone(), self.refusal.clone());
         Box::pin(async move {
-            let response = responding.await?;
+            let response = responding.await.map_err(|error| refusal.explain(mark, error))?;
             // A call that is refused has its status in the headers.
             if let Some(Code::Unauthenticated) = response
                 .headers()

@@ -10,6 +10,7 @@ use tonic::transport::{Channel, Endpoint};
 
 use crate::connector::{self, ClientTls};
 use crate::pending::PendingCalls;
+use crate::refusal::RefusalNote;
 use crate::token::TokenSource;
 
 /// Settings of a [`Client`](crate::Client).
@@ -117,11 +118,12 @@ impl Dial {
         endpoint: &Endpoint,
         socket: Option<&str>,
         tls: Option<&Arc<ClientTls>>,
+        refusal: &RefusalNote,
     ) -> Channel {
         match (&self.0, socket) {
             (Some(connect), _) => connect(endpoint),
             (None, Some(path)) => connector::connect_unix_lazily(endpoint, path),
-            (None, None) => connector::connect_lazily(endpoint, tls),
+            (None, None) => connector::connect_lazily(endpoint, tls, refusal),
         }
     }
 

@@ -20,6 +20,7 @@ use crate::authorized_channel::AuthorizedChannel;
 use crate::config::Config;
 use crate::connector::ClientTls;
 use crate::error::{Error, Result};
+use crate::refusal::RefusalNote;
 
 /// The connections of one client, by address.
 #[derive(Debug)]
@@ -129,8 +130,10 @@ impl Connection {
         let count = config.connections_per_node.max(1);
         let bytes_max = config.transport.message_bytes_max;
         let connect = |_| {
-            let channel = config.dial.lazily(&endpoint, socket, tls);
-            ServiceClients::new(AuthorizedChannel::new(channel, config.token.clone()), bytes_max)
+            let refusal = RefusalNote::default();
+            let channel = config.dial.lazily(&endpoint, socket, tls, &refusal);
+            let channel = AuthorizedChannel::new(channel, config.token.clone());
+            ServiceClients::new(channel.with_refusal(refusal), bytes_max)
         };
         let channels = (0..count).map(connect).collect();
         let address = address.to_owned();

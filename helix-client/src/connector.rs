@@ -21,6 +21,7 @@ use tonic::transport::{Channel, Endpoint};
 
 use crate::config::TlsOptions;
 use crate::error::{Error, Result};
+use crate::refusal::{RefusalNote, WatchedSocket};
 
 /// Age from which on a new connection reads the certificate files again.
 const FILES_AGE_MAX: Duration = Duration::from_secs(1);
@@ -58,25 +59,31 @@ impl ClientTls {
     }
 }
 
-/// Returns a channel that connects on first use.
-pub(crate) fn connect_lazily(endpoint: &Endpoint, tls: Option<&Arc<ClientTls>>) -> Channel {
+/// Returns a channel that connects on first use. Refusals of its connections are noted.
+pub(crate) fn connect_lazily(
+    endpoint: &Endpoint,
+    tls: Option<&Arc<ClientTls>>,
+    refusal: &RefusalNote,
+) -> Channel {
     let mut tcp = HttpConnector::new();
     tcp.enforce_http(false);
     tcp.set_nodelay(endpoint.get_tcp_nodelay());
     // Divided among the addresses that a name resolves to.
     tcp.set_connect_timeout(endpoint.get_connect_timeout());
-    endpoint.connect_with_connector_lazy(SocketConnector { tcp, tls: tls.cloned() })
+    let refusal = refusal.clone();
+    endpoint.connect_with_connector_lazy(SocketConnector { tcp, tls: tls.cloned(), refusal })
 }
 
 struct SocketConnector {
     tcp: HttpConnector,
     tls: Option<Arc<ClientTls>>,
+    refusal: RefusalNote,
 }
 
 type ConnectFailure = Box<dyn StdError + Send + Sync>;
 
 impl Service<Uri> for SocketConnector {
-    type Response = TokioIo<CoalescedIo<TlsSocket<TcpStream>>>;
+    type Response = TokioIo<CoalescedIo<WatchedSocket>>;
     type Error = ConnectFailure;
     type Future = BoxFuture<'static, std::result::Result<Self::Response, ConnectFailure>>;
 
@@ -90,13 +97,14 @@ impl Service<Uri> for SocketConnector {
     fn call(&mut self, uri: Uri) -> Self::Future {
         let host = uri.host().unwrap_or_default().to_owned();
         let connecting = self.tcp.call(uri);
-        let tls = self.tls.clone();
+        let (tls, refusal) = (self.tls.clone(), self.refusal.clone());
         Box::pin(async move {
             let tcp = connecting.await?.into_inner();
             let socket = match tls {
                 Some(tls) => tls.encrypt(tcp, &host).await.map_err(HandshakeError::into_io)?,
                 None => TlsSocket::plain(tcp),
             };
+            let socket = WatchedSocket::new(socket, refusal);
             Ok(TokioIo::new(CoalescedIo::new(socket, FlushPolicy::DeferAll)))
         })
     }

@@ -13,6 +13,8 @@ use helix_proto::log::v1::{ErrorReason, LeaderHint, Watermarks};
 use helix_tls::HandshakeError;
 use tonic::{Code, ConnectError, Status};
 
+use crate::refusal::RefusedConnection;
+
 /// Result of a call to the service.
 pub type Result<T> = std::result::Result<T, Error>;
 
@@ -140,14 +142,18 @@ impl Error {
                 status.code(),
                 Code::Unimplemented | Code::Unauthenticated | Code::PermissionDenied
             );
-        let tls_problem = tls_problem(status);
-        let was_not_applied = is_rejected || tls_problem.is_some() || is_unsent(status);
-        let message = tls_problem.map_or_else(|| innermost(status), str::to_owned);
+        let refused = refused_connection(status);
+        let was_not_applied =
+            is_rejected || refused.is_some_and(|it| it.was_not_applied) || is_unsent(status);
+        let is_tls_failure = refused.is_some() || is_failed_handshake(status);
+        let message = refused.map_or_else(|| innermost(status), |it| it.reason.clone());
+        // One code for all of them: HTTP/2 has another one for each moment of the failure.
+        let code = if is_tls_failure { Code::Unavailable } else { status.code() };
         Self::new(Failure {
             retryable: is_broken || is_transient,
             may_have_applied: !was_not_applied,
-            is_tls_failure: tls_problem.is_some() || is_failed_handshake(status),
-            ..Failure::plain(Origin::Transport, status.code(), message)
+            is_tls_failure,
+            ..Failure::plain(Origin::Transport, code, message)
         })
     }
 
@@ -331,24 +337,9 @@ fn is_failed_handshake(status: &Status) -> bool {
     chain(status).any(|error| within(error).is_some())
 }
 
-/// Problems of a handshake that appear once the connection is in use, by their text. The node has
-/// not handled a request then: HTTP/2 keeps only the text of such an error.
-const TLS_PROBLEMS: [(&str, &str); 8] = [
-    ("this port requires TLS", "the node requires TLS; set the CA file that signs its certificate"),
-    ("alert: CertificateRequired", "the node requires a client certificate; set one with its key"),
-    ("alert: UnknownCA", "the node trusts no CA that signed the client certificate"),
-    ("alert: CertificateExpired", "the client certificate has expired; renew it"),
-    ("alert: BadCertificate", "the node rejects the client certificate; see its log"),
-    ("alert: CertificateUnknown", "the node rejects the client certificate; see its log"),
-    ("alert: UnsupportedCertificate", "the node rejects the client certificate; see its log"),
-    ("alert: DecryptError", "the node trusts no CA that signed the client certificate"),
-];
-
-/// Returns a description of the TLS problem that broke a connection, if that is the cause.
-fn tls_problem(status: &Status) -> Option<&'static str> {
-    let inner = chain(status).last()?.to_string();
-    let known = TLS_PROBLEMS.iter().find(|(text, _)| inner.contains(text));
-    known.map(|(_, problem)| *problem)
+/// Returns the refusal of the connection, if that is the cause.
+fn refused_connection(status: &Status) -> Option<&RefusedConnection> {
+    chain(status).find_map(|error| error.downcast_ref::<RefusedConnection>())
 }
 
 /// Returns the message with that of the innermost source: outer ones only say "transport error".

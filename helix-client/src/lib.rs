@@ -82,6 +82,7 @@ mod identity;
 pub mod partitioner;
 pub mod pending;
 pub mod producer;
+mod refusal;
 mod retry;
 pub mod routing;
 pub mod session;
