@@ -107,9 +107,22 @@ pub fn configure(flags: &Flags) -> Result<ServerConfig, ExitCode> {
             Err(ExitCode::from(EXIT_USAGE))
         }
         (Ok(ResolvedConfig { config, .. }), ConfigAction::Run) => Ok(config),
-        (Ok(_), ConfigAction::Check) => Err(print("the configuration is good\n")),
+        (Ok(ResolvedConfig { config, .. }), ConfigAction::Check) => Err(check(&config)),
         (Ok(resolved), ConfigAction::Print) => Err(print(&resolved.to_string())),
     }
+}
+
+/// Checks what a start only logs, because the cluster may still accept the node.
+fn check(config: &ServerConfig) -> ExitCode {
+    match config.check_own_issuer() {
+        Ok(None) => {}
+        Ok(Some(warning)) => write_error(format_args!("helix-server: warning: {warning}")),
+        Err(problem) => {
+            write_error(format_args!("helix-server: {problem}"));
+            return ExitCode::from(EXIT_USAGE);
+        }
+    }
+    print("the configuration is good\n")
 }
 
 fn print(text: &str) -> ExitCode {
@@ -212,15 +225,11 @@ fn log_limits(config: &ServerConfig) {
         worker_threads = config.worker_threads(),
         "running within a container's limits"
     );
-    if let Some(memory_max) = container.memory_limit_max()
-        && config.memory_limit > memory_max
-    {
+    if let Some(advice) = container.memory_advice(config.memory_limit, config.memory_limit_min()) {
         tracing::warn!(
             memory_limit = config.memory_limit,
             container_memory = container.memory_bytes,
-            "the container may run out of memory: lower --memory-limit to {}MiB or less, or give \
-             the container a tenth more than --memory-limit",
-            memory_max >> 20
+            "the container may run out of memory: {advice}"
         );
     }
 }

@@ -144,6 +144,11 @@ impl ServerConfig {
         problems.0
     }
 
+    /// Returns the least memory limit with which a node takes these settings.
+    pub fn memory_limit_min(&self) -> u64 {
+        MemoryShares::limit_for(self.shard_count(), self.tail_bytes()).max(MEMORY_LIMIT_MIN)
+    }
+
     /// Checks that the memory limit is large enough for the tails and shards.
     fn check_memory(&self, problems: &mut ConfigProblems) {
         let limit = show_bytes(self.memory_limit);

@@ -45,6 +45,24 @@ impl ContainerLimits {
         self.memory_bytes.map(usable)
     }
 
+    /// Returns what to do about a memory limit that does not fit the container, where a node needs
+    /// at least `least`; `None` if it fits.
+    pub fn memory_advice(&self, memory_limit: u64, least: u64) -> Option<String> {
+        let fits = self.memory_limit_max().filter(|fits| *fits < memory_limit)?;
+        let needed = |limit: u64| format!("{}MiB", memory_for(limit) >> 20);
+        let give = format!("give the container {} or more", needed(memory_limit));
+        Some(match (fits >= least, memory_limit > least) {
+            (true, _) => format!("lower --memory-limit to {}MiB or less, or {give}", fits >> 20),
+            // No limit fits.
+            (false, true) => format!(
+                "{give}, or at least {} with --memory-limit {}MiB",
+                needed(least),
+                least >> 20
+            ),
+            (false, false) => give,
+        })
+    }
+
     /// Returns the default of a setting where the container's limits change it.
     pub(super) fn default_of(&self, key: &str, default: Option<u64>) -> Option<String> {
         match key {
@@ -55,6 +73,13 @@ impl ContainerLimits {
             _ => None,
         }
     }
+}
+
+/// Returns the memory of a container that a memory limit of whole MiB fits, in whole MiB.
+fn memory_for(memory_limit: u64) -> u64 {
+    let part = MEMORY_RESERVE_PART;
+    let bytes = memory_limit.div_ceil(part - 1).saturating_mul(part);
+    bytes.div_ceil(1 << 20).saturating_mul(1 << 20)
 }
 
 /// Returns the number of CPUs that the process may run on, whatever its quota is.
@@ -204,6 +229,30 @@ mod tests {
         let all_cpus =
             [("proc/self/cgroup", "0::/\n"), ("sys/fs/cgroup/cpu.max", "800000 100000\n")];
         assert_eq!(limits(&all_cpus), ContainerLimits::default());
+    }
+
+    #[test]
+    fn the_advice_for_a_small_container_names_values_that_a_node_takes() {
+        let advice = |container_mib: u64, limit_mib: u64, least_mib: u64| {
+            let limits = ContainerLimits { memory_bytes: Some(container_mib << 20), cpus: None };
+            limits.memory_advice(limit_mib << 20, least_mib << 20)
+        };
+        assert_eq!(advice(300, 272, 256), None);
+        let lower = "lower --memory-limit to 272MiB or less, or give the container 330MiB or more";
+        assert_eq!(advice(300, 300, 256).as_deref(), Some(lower));
+        let give = "give the container 282MiB or more";
+        assert_eq!(advice(200, 256, 256).as_deref(), Some(give));
+        let less =
+            "give the container 564MiB or more, or at least 282MiB with --memory-limit 256MiB";
+        assert_eq!(advice(200, 512, 256).as_deref(), Some(less));
+        // More shards need more than the least limit of all nodes.
+        let shards = "give the container 550MiB or more, or at least 440MiB with --memory-limit \
+                      400MiB";
+        assert_eq!(advice(300, 500, 400).as_deref(), Some(shards));
+        for mib in 256..2_000 {
+            let needed = ContainerLimits { memory_bytes: Some(memory_for(mib << 20)), cpus: None };
+            assert!(needed.memory_limit_max().unwrap() >= mib << 20, "{mib}");
+        }
     }
 
     #[test]
