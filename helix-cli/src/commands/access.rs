@@ -1,5 +1,7 @@
 //! `helix token`, `helix acl` and `helix whoami`: tokens, rules, and the caller's own.
 
+use std::time::Duration;
+
 use anyhow::Context;
 use helix_client::AccessGrant;
 use helix_client::proto::log::v1 as proto;
@@ -88,7 +90,7 @@ pub(crate) async fn run_token(
     let output = Output { format: global.output };
     match command {
         TokenSubcommand::Create { principal, rules, roles, expires } => {
-            let expires_at = expires.map(|time| prost_types::Timestamp::from(clock::now() + time));
+            let expires_at = expires.map(expiry).transpose()?;
             let grant = AccessGrant { rules: rules.clone(), roles: roles.clone() };
             let created = admin.create_token(principal, expires_at, &grant).await;
             let created = created.with_context(|| format!("create a token for {principal}"))?;
@@ -144,6 +146,10 @@ pub(crate) async fn run_acl(global: &GlobalArgs, command: &AclSubcommand) -> any
             if access.rules.is_empty() && !global.quiet {
                 message!("{} has no rules left", args.principal);
             }
+            // Also with --quiet: the principal still has what was to be taken.
+            for left in rights_left(args, &access.rules) {
+                message!("warning: {} {left}", args.principal);
+            }
             output.show(&rows(access))
         }
         AclSubcommand::List { principal } => {
@@ -194,6 +200,73 @@ pub(crate) async fn who_am_i(global: &GlobalArgs) -> anyhow::Result<()> {
     Output { format: global.output }.show(&row)
 }
 
+/// Latest expiry of a token: the end of the year 9999, as of a `google.protobuf.Timestamp`.
+const EXPIRES_MAX_S: i64 = 253_402_300_799;
+
+/// Returns the time from which a token is refused.
+fn expiry(after: Duration) -> anyhow::Result<prost_types::Timestamp> {
+    let time = clock::now().checked_add(after).map(prost_types::Timestamp::from);
+    time.filter(|time| (0..=EXPIRES_MAX_S).contains(&time.seconds)).ok_or_else(|| {
+        let failure = CliError::new(Exit::Usage, "the token would expire after the year 9999");
+        failure.hint("leave out --expires for a token that does not expire").into()
+    })
+}
+
+/// Returns the operations of `args` that remaining rules still allow, with the rule.
+fn rights_left(args: &AclChangeArgs, remaining: &[proto::AccessRule]) -> Vec<String> {
+    let mut left = Vec::new();
+    for removed in args.rules.iter().cloned().chain(args.roles.iter().flat_map(rules_of)) {
+        for operation in removed.operations() {
+            let rule = remaining.iter().find(|rule| covers(rule, &removed, operation));
+            if let Some(rule) = rule {
+                let right =
+                    proto::AccessRule { operations: vec![operation.into()], ..removed.clone() };
+                let (right, rule) = (rule_text(&right), rule_text(rule));
+                left.push(format!("still has {right}, by the rule {rule}"));
+            }
+        }
+    }
+    left
+}
+
+/// Returns true if a rule allows the operation on a resource of another rule.
+fn covers(
+    rule: &proto::AccessRule,
+    other: &proto::AccessRule,
+    operation: proto::AccessOperation,
+) -> bool {
+    use proto::AccessOperation as O;
+    let has = |operation: O| rule.operations().any(|it| it == operation);
+    if rule.resource_kind() == proto::ResourceKind::Cluster && has(O::Admin) {
+        return true;
+    }
+    let is_meant = match rule.is_prefix {
+        true => other.name.starts_with(&rule.name),
+        false => !other.is_prefix && other.name == rule.name,
+    };
+    let is_allowed = has(operation) || has(O::Admin) || operation == O::Describe;
+    rule.resource_kind == other.resource_kind && is_meant && is_allowed
+}
+
+/// Returns the rules of a role that names resources; others are about all of them.
+fn rules_of(grant: &proto::RoleGrant) -> Vec<proto::AccessRule> {
+    use proto::{AccessOperation as O, AccessRole as R, ResourceKind as K};
+    let rule = |kind: K, operations: &[O]| proto::AccessRule {
+        resource_kind: kind.into(),
+        name: grant.name.clone(),
+        is_prefix: grant.is_prefix,
+        operations: operations.iter().map(|it| (*it).into()).collect(),
+    };
+    match grant.role() {
+        R::Producer => vec![rule(K::Topic, &[O::Write]), rule(K::Producer, &[O::Write])],
+        R::Consumer => vec![rule(K::Topic, &[O::Read])],
+        R::GroupMember => vec![rule(K::Group, &[O::Read, O::Commit])],
+        R::Operator => vec![rule(K::Cluster, &[O::Alter, O::Describe])],
+        R::Admin => vec![rule(K::Cluster, &[O::Admin])],
+        R::Unspecified => Vec::new(),
+    }
+}
+
 fn grant(args: &AclChangeArgs) -> AccessGrant {
     AccessGrant { rules: args.rules.clone(), roles: args.roles.clone() }
 }
@@ -218,5 +291,52 @@ impl From<proto::TokenInfo> for TokenRow {
             created_at: shown(token.created_at),
             expires_at: shown(token.expires_at),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::args::{Cli, CliCommand};
+
+    fn args(line: &str) -> AclChangeArgs {
+        let words = ["helix", "acl", "remove", "bob"].into_iter().chain(line.split(' '));
+        match Cli::try_parse_from(words).unwrap().command {
+            CliCommand::Acl(AclSubcommand::Remove(args)) => args,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn rights_that_other_rules_still_give_are_named() {
+        let left = |removed: &str, remaining: &str| {
+            rights_left(&args(removed), &args(remaining).rules).join("; ")
+        };
+        let said = left("topic:orders=read,write", "topic:ord*=read group:orders=read");
+        assert_eq!(said, "still has topic:orders=read, by the rule topic:ord*=read");
+        assert!(left("topic:orders=read", "cluster=admin").contains("cluster=admin"));
+        assert!(left("topic:a*=read", "topic:*=admin").contains("topic:*=admin"));
+        assert!(left("topic:a=describe", "topic:a=write").contains("topic:a=describe"));
+        assert!(left("--role consumer:a", "topic:*=read").contains("topic:a=read"));
+        for (removed, remaining) in [
+            ("topic:orders=read", "topic:orders=write"),
+            ("topic:orders=read", "topic:order=read"),
+            ("topic:ord*=read", "topic:orders=read"),
+            ("topic:ord*=read", "topic:orders*=read"),
+            ("group:a=commit", "topic:*=read"),
+        ] {
+            assert_eq!(left(removed, remaining), "", "{removed} and {remaining}");
+        }
+    }
+
+    #[test]
+    fn a_token_expires_within_the_years_of_a_timestamp() {
+        assert!(expiry(Duration::from_secs(30 * 86_400)).is_ok());
+        for days in [99_999_999_999_999, 3_000_000] {
+            assert!(expiry(Duration::from_secs(days * 86_400)).is_err(), "{days}");
+        }
+        assert!(expiry(Duration::MAX).is_err());
     }
 }

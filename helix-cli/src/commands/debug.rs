@@ -2,6 +2,7 @@
 //! Parts that cannot be had are listed in the result; they do not prevent the others.
 
 mod archive;
+mod redaction;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -160,7 +161,7 @@ fn last_lines(path: &Path) -> anyhow::Result<Vec<u8>> {
     let content = files::read_end(path, PART_BYTES_MAX).context("read the log")?;
     let starts = content.iter().enumerate().rev().filter(|(_, byte)| **byte == b'\n');
     let start = starts.map(|(index, _)| index + 1).nth(LOG_LINES_MAX).unwrap_or(0);
-    Ok(content[start..].to_vec())
+    Ok(redaction::hide_in_log(&String::from_utf8_lossy(&content[start..])).into_bytes())
 }
 
 /// Gets the metrics from the admin port of a node.

@@ -13,7 +13,9 @@ use helix_proto::log::v1::{
 };
 use tonic::{Request, Response, Status};
 
-use super::access_rules::{kind_of, operation_of, requested_rules, wire_rules};
+use super::access_rules::{
+    check_matchable, check_principal, kind_of, operation_of, requested_rules, wire_rules,
+};
 use super::authorize::{authorize_change, authorize_request};
 use super::page::{cut_page, page_size};
 use super::{call_memory, reserve_response, time};
@@ -28,6 +30,9 @@ use crate::log::{
 };
 use crate::node::{Credentials, Node};
 use crate::transport::CallMemory;
+
+/// Last microsecond of the year 9999, the largest time of a `google.protobuf.Timestamp`.
+const TIMESTAMP_MAX_US: u64 = 253_402_300_799_999_999;
 
 pub(crate) struct AccessHandler {
     node: Arc<Node>,
@@ -71,7 +76,13 @@ impl AccessHandler {
             let what = "is in the past by this node's clock".to_owned();
             return Err(Error::InvalidArgument { field: "expires_at", what });
         }
+        if expires_at_us > TIMESTAMP_MAX_US {
+            let what = "is after the year 9999; leave it out for a token that does not expire";
+            return Err(Error::InvalidArgument { field: "expires_at", what: what.to_owned() });
+        }
         let rules = requested_rules(&request.rules, &request.roles)?;
+        check_matchable(&rules)?;
+        check_principal("principal", &request.principal)?;
         let token = BearerToken::from_random(|| self.node.random_u64());
         let random = || self.node.random_u64();
         let record = TokenRecord::new(&token, request.principal, random, now_us, expires_at_us);
@@ -126,6 +137,15 @@ impl AccessHandler {
         cluster.change_access(command).await?;
         let revoked_count = u32::try_from(count).unwrap_or(u32::MAX);
         Ok(RevokeTokenResponse { revoked_count })
+    }
+
+    /// Checks new rules, and adds them to those of a principal.
+    async fn allow(&self, request: AllowAccessRequest) -> Result<AllowAccessResponse> {
+        let AllowAccessRequest { principal, rules, roles } = request;
+        check_matchable(&requested_rules(&rules, &roles)?)?;
+        check_principal("principal", &principal)?;
+        let access = self.change_rules(principal, (&rules, &roles), AccessCommand::Allow).await?;
+        Ok(AllowAccessResponse { access })
     }
 
     /// Changes the rules of a principal, and returns the rules after it.
@@ -256,9 +276,7 @@ impl AccessService for AccessHandler {
         request: Request<AllowAccessRequest>,
     ) -> Result<Response<AllowAccessResponse>, Status> {
         authorize_change(&self.node, &request).await?;
-        let AllowAccessRequest { principal, rules, roles } = request.into_inner();
-        let access = self.change_rules(principal, (&rules, &roles), AccessCommand::Allow).await?;
-        Ok(Response::new(AllowAccessResponse { access }))
+        Ok(Response::new(self.allow(request.into_inner()).await?))
     }
 
     async fn remove_access(

@@ -6,6 +6,7 @@ use helix_proto::log::v1::{
 };
 
 use super::access::AccessHandler;
+use super::access_rules::check_principal;
 use super::page::{cut_page, page_size};
 use super::reserve_response;
 use crate::error::{Error, Result};
@@ -28,6 +29,10 @@ impl AccessHandler {
             requests_per_second: quota.requests_per_second,
             connections: quota.connections,
         };
+        // A quota without limits removes one.
+        if !limits.is_unlimited() {
+            check_principal("quota.principal", &limits.principal)?;
+        }
         self.node().cluster().change_access(AccessCommand::SetQuota(limits)).await?;
         Ok(SetQuotaResponse {})
     }

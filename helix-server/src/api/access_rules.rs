@@ -2,10 +2,14 @@
 
 use helix_proto::log::v1::{self as wire, AccessRole, RoleGrant};
 
+use crate::cluster::is_topic_name;
 use crate::error::{Error, Result};
+use crate::limits::TOPIC_NAME_BYTES_MAX;
 use crate::log::{
-    AccessOperation as Operation, AccessRule, RULES_PER_COMMAND_MAX, ResourceKind as Kind, RuleSet,
+    AccessOperation as Operation, AccessRule, EVERY_PRINCIPAL, RULES_PER_COMMAND_MAX,
+    ResourceKind as Kind, RuleSet,
 };
+use crate::quote::quote;
 
 pub(super) fn kind_of(kind: i32) -> Result<Kind> {
     let kind = wire::ResourceKind::try_from(kind).unwrap_or_default();
@@ -77,6 +81,56 @@ pub(super) fn requested_rules(
     Ok(found)
 }
 
+/// Names of more bytes are refused for every kind.
+const EXPLAINED_BYTES: usize = 255;
+
+/// Checks that each rule can match a resource. Rules that are removed are not checked, so that those
+/// of before can be.
+///
+/// # Errors
+/// [`Error::InvalidArgument`] with the name that no resource has.
+pub(super) fn check_matchable(rules: &[AccessRule]) -> Result<()> {
+    for rule in rules {
+        let kind = Kind::from_number(rule.kind);
+        let name = rule.name.as_str();
+        let can_match = match kind {
+            // A prefix is a name itself, or one that further characters complete.
+            Some(Kind::Topic | Kind::Group) if rule.is_prefix => {
+                name.is_empty() || is_topic_name(&format!("{name}x"))
+            }
+            // The cluster's state checks for an empty name.
+            Some(Kind::Topic | Kind::Group) => name.is_empty() || is_topic_name(name),
+            _ => true,
+        };
+        // The cluster's state explains these for all kinds.
+        let is_explained =
+            name.len() > EXPLAINED_BYTES || name.contains(|c: char| c == '*' || c.is_control());
+        if !can_match && !is_explained {
+            let kind = kind.map_or("resource", Kind::as_str);
+            let what = format!(
+                "no {kind} can have the name {}: names have 1..={TOPIC_NAME_BYTES_MAX} ASCII \
+                 letters, digits, '.', '_' and '-'",
+                quote(name)
+            );
+            return Err(invalid("rules", &what));
+        }
+    }
+    Ok(())
+}
+
+/// Checks that a name of a principal is not meant as a prefix: names are exact.
+///
+/// # Errors
+/// [`Error::InvalidArgument`]
+pub(super) fn check_principal(field: &'static str, name: &str) -> Result<()> {
+    match name.ends_with('*') && name != EVERY_PRINCIPAL {
+        true => {
+            Err(invalid(field, "names of principals are exact; give one without '*' at its end"))
+        }
+        false => Ok(()),
+    }
+}
+
 /// Returns the rules that a role stands for.
 fn rules_of_role(grant: &RoleGrant) -> Result<Vec<AccessRule>> {
     use Operation as O;
@@ -141,6 +195,32 @@ mod tests {
         }
         assert!(operation_of(0).is_err() && operation_of(99).is_err());
         assert!(kind_of(0).is_err() && kind_of(99).is_err());
+    }
+
+    #[test]
+    fn rules_that_can_match_nothing_are_refused() {
+        let check = |kind, name: &str, is_prefix| {
+            check_matchable(&[AccessRule::new(kind, name, is_prefix, &[Operation::Read])])
+        };
+        for kind in [Kind::Topic, Kind::Group] {
+            for name in ["a/b", "a b", "größe", ".", "..", "a:b"] {
+                let refused = check(kind, name, false).unwrap_err().to_string();
+                assert!(refused.contains("can have the name"), "{refused}");
+            }
+            assert!(
+                check(kind, "a/", true).is_err() && check(kind, &"x".repeat(255), true).is_err()
+            );
+            for name in ["", "a.b_c-D", ".", ".."] {
+                check(kind, name, true).unwrap();
+            }
+            check(kind, "orders", false).unwrap();
+        }
+        assert!(check_principal("principal", "bob*").is_err());
+        for name in ["bob", "*.example.org", EVERY_PRINCIPAL] {
+            check_principal("principal", name).unwrap();
+        }
+        check(Kind::Producer, "a/b c", false).unwrap();
+        check(Kind::Cluster, "", false).unwrap();
     }
 
     #[test]

@@ -489,7 +489,7 @@ impl<'a> RightsCheck<'a> {
     }
 
     fn one(&self, operation: Operation, resource: Resource<'_>) -> Result<()> {
-        let (kind, name) = (resource.kind(), resource.name());
+        let (kind, name) = (resource.kind().as_str(), resource.name());
         self.decide(operation, kind, name, |rules| rules.allows(operation, resource))?;
         self.access.grant(operation, resource);
         Ok(())
@@ -497,13 +497,21 @@ impl<'a> RightsCheck<'a> {
 
     /// Checks a right on at least one resource of a kind.
     fn some(&self, operation: Operation, kind: Kind) -> Result<()> {
-        self.decide(operation, kind, "", |rules| rules.allows_some(operation, kind))
+        let any = match kind {
+            Kind::Topic => "any topic",
+            Kind::Group => "any group",
+            Kind::Producer => "any producer",
+            Kind::Cluster => "cluster",
+        };
+        self.decide(operation, any, "", |rules| rules.allows_some(operation, kind))
     }
 
     /// Checks a right on every resource whose name begins with `prefix`.
     fn prefix(&self, operation: Operation, kind: Kind, prefix: &str) -> Result<()> {
         let shown = format!("{prefix}*");
-        self.decide(operation, kind, &shown, |rules| rules.allows_prefix(operation, kind, prefix))
+        self.decide(operation, kind.as_str(), &shown, |rules| {
+            rules.allows_prefix(operation, kind, prefix)
+        })
     }
 
     /// Checks the subscription to a topic, or to the topics of a pattern.
@@ -549,7 +557,7 @@ impl<'a> RightsCheck<'a> {
     fn decide(
         &self,
         operation: Operation,
-        kind: Kind,
+        kind: &'static str,
         name: &str,
         allows: impl FnOnce(&RuleSet) -> bool,
     ) -> Result<()> {
@@ -562,7 +570,7 @@ impl<'a> RightsCheck<'a> {
         let denial = Denial {
             principal: principal.to_owned(),
             operation: operation.as_str(),
-            kind: kind.as_str(),
+            kind,
             name: name.to_owned(),
         };
         let event = AuditEvent {

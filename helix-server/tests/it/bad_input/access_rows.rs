@@ -76,6 +76,8 @@ fn rules() -> Vec<FieldCase> {
         ),
         (&["AccessRule.name"], named("", false), invalid("rules: the name of a topic")),
         (&["AccessRule.name"], named("a*", false), invalid("without '*'")),
+        (&["AccessRule.name"], named("a/b", false), invalid("no topic can have the name")),
+        (&["AccessRule.is_prefix"], named("a b", true), invalid("no topic can have the name")),
         (&["AccessRule.is_prefix"], named("a\u{0}", true), invalid("rules: the name of a topic")),
         (&["AccessRule.operations"], operations(Vec::new()), invalid("operations of a topic are")),
         (&["AccessRule.operations"], operations(vec![99]), invalid("operation: is required")),
@@ -132,7 +134,17 @@ fn tokens() -> Vec<FieldCase> {
             create(CreateTokenRequest { principal: "x".repeat(256), ..base() }),
             invalid("principal: must have 1..=255"),
         ),
+        (
+            &["CreateTokenRequest.principal"],
+            create(CreateTokenRequest { principal: "bob*".to_owned(), ..base() }),
+            invalid("principal: names of principals are exact"),
+        ),
         (&["CreateTokenRequest.expires_at"], expires(1, 0), invalid("expires_at: is in the past")),
+        (
+            &["CreateTokenRequest.expires_at"],
+            expires(253_402_300_800, 0),
+            invalid("expires_at: is after the year 9999"),
+        ),
         (&["CreateTokenRequest.expires_at"], expires(i64::MAX, i32::MAX), invalid("expires_at")),
         (
             &["CreateTokenRequest.rules"],
