@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use anyhow::Context;
-use helix_client::{Client, Config};
+use helix_client::{Client, Config, Error};
 
 use crate::args::GlobalArgs;
 
@@ -44,8 +44,11 @@ pub(crate) async fn connect(global: &GlobalArgs) -> anyhow::Result<Client> {
 }
 
 /// Connects to the cluster if a node answers within half a second.
-pub(crate) async fn connect_quickly(global: &GlobalArgs) -> Option<Client> {
+///
+/// # Errors
+/// Fails if no node answers, or if the nodes refuse the caller.
+pub(crate) async fn connect_quickly(global: &GlobalArgs) -> Result<Client, Error> {
     let request_timeout = Duration::from_millis(500);
     let config = Config { request_timeout, ..config(global) };
-    Client::connect(config).await.ok()
+    Client::connect(config).await
 }

@@ -10,7 +10,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::cluster::health::ClusterHealth;
-use super::cluster::snapshot::{ClusterSnapshot, NodeReport, NodeSnapshot};
+use super::cluster::snapshot::{ClusterSnapshot, NodeReport, NodeSnapshot, failure};
 use crate::args::GlobalArgs;
 use crate::exit::{CliError, Exit};
 use crate::output::Output;
@@ -81,8 +81,9 @@ fn findings(snapshot: &ClusterSnapshot, dialled: &[String]) -> Vec<CheckResult> 
         };
         match &node.report {
             Err(error) => {
-                let message = format!("{} does not answer: {}", node.endpoint, error.message);
-                findings.push(about("reach", (CheckStatus::Fail, message)));
+                let message = format!("{} {}", node.endpoint, failure(error));
+                let check = if node.has_answered() { "access" } else { "reach" };
+                findings.push(about(check, (CheckStatus::Fail, message)));
             }
             Ok(report) => findings.extend([
                 about("address", check_address(node, report, dialled)),

@@ -1,9 +1,11 @@
 //! `helix version`: the versions of this program and of the nodes.
 //! An unreachable cluster is not an error.
 
+use helix_client::Error;
 use schemars::JsonSchema;
 use serde::Serialize;
 
+use super::cluster::snapshot::{failure, is_refusal};
 use crate::args::GlobalArgs;
 use crate::connect::connect_quickly;
 use crate::output::{Output, message};
@@ -14,7 +16,7 @@ pub(crate) struct VersionReport {
     version: &'static str,
     /// Commit that this program was built from. None if the build did not know it.
     commit: Option<&'static str>,
-    /// None if no node answers.
+    /// None if no node answers, or if the nodes refuse the caller.
     nodes: Option<Vec<Node>>,
 }
 
@@ -27,21 +29,28 @@ struct Node {
 
 pub(crate) async fn run(global: &GlobalArgs) -> anyhow::Result<()> {
     let commit = Some(env!("HELIX_COMMIT")).filter(|commit| !commit.is_empty());
-    let nodes = nodes(global).await;
-    let versions = VersionReport { version: env!("CARGO_PKG_VERSION"), commit, nodes };
-    if versions.nodes.is_none() && !global.quiet {
-        message!("no node answers at {}", global.addr.join(","));
+    let asked = nodes(global).await;
+    if let Err(error) = &asked
+        && !global.quiet
+    {
+        let addr = global.addr.join(",");
+        match is_refusal(error) {
+            true => message!("the cluster at {addr} {}", failure(error)),
+            false => message!("no node answers at {addr}"),
+        }
     }
+    let (version, nodes) = (env!("CARGO_PKG_VERSION"), asked.ok());
+    let versions = VersionReport { version, commit, nodes };
     Output { format: global.output }.show(&versions)
 }
 
-async fn nodes(global: &GlobalArgs) -> Option<Vec<Node>> {
+async fn nodes(global: &GlobalArgs) -> Result<Vec<Node>, Error> {
     let client = connect_quickly(global).await?;
-    let metadata = client.admin().metadata(&[""]).await.ok()?;
+    let metadata = client.admin().metadata(&[""]).await?;
     let node = |node: helix_client::proto::log::v1::Node| Node {
         node_id: node.node_id,
         endpoint: node.endpoint,
         version: node.version,
     };
-    Some(metadata.nodes.into_iter().map(node).collect())
+    Ok(metadata.nodes.into_iter().map(node).collect())
 }

@@ -17,6 +17,7 @@ mod many_partitions;
 mod output;
 mod produce_inputs;
 mod recreated;
+mod rights;
 mod terminal;
 mod truth;
 mod wal;

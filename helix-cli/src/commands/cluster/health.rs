@@ -1,16 +1,18 @@
 //! `helix cluster health`: merges the issues that the nodes report, with the reporting nodes.
-//! A node that does not answer is an issue too.
+//! A node that does not answer is an issue too, and one that refuses this caller another one.
 
 use std::time::{Duration, SystemTime};
 
 use helix_client::proto::log::v1::{HealthIssue, HealthReason};
+use helix_proto::error::reason_name;
+use helix_proto::shown::one_line;
 use prost_types::Timestamp;
 use schemars::JsonSchema;
 use serde::Serialize;
 use tokio::time::{Instant, sleep};
 
 use super::needed::{NeededNodes, list};
-use super::snapshot::ClusterSnapshot;
+use super::snapshot::{ClusterSnapshot, failure, is_refusal};
 use crate::args::{GlobalArgs, HealthArgs};
 use crate::clock;
 use crate::exit::{self, CliError, Exit};
@@ -131,23 +133,37 @@ impl ClusterHealth {
         let silent =
             snapshot.nodes.iter().filter_map(|node| Some((node, node.report.as_ref().err()?)));
         let mut issues: Vec<_> = silent
-            .map(|(node, error)| Issue {
-                reason: name(HealthReason::NodeDown),
-                shard_id: None,
-                needed_node_ids: vec![node.node_id],
-                message: format!(
-                    "node {} at {} does not answer: {}",
-                    node.node_id, node.endpoint, error.message
-                ),
-                reported_by: Vec::new(),
+            .map(|(node, error)| {
+                let is_down = !node.has_answered();
+                let reason = error.reason.filter(|_| !is_down).map(reason_name);
+                Issue {
+                    reason: reason.map_or_else(|| name(HealthReason::NodeDown), str::to_owned),
+                    shard_id: None,
+                    needed_node_ids: if is_down { vec![node.node_id] } else { Vec::new() },
+                    message: format!(
+                        "node {} at {} {}",
+                        node.node_id,
+                        node.endpoint,
+                        failure(error)
+                    ),
+                    reported_by: Vec::new(),
+                }
             })
             .collect();
-        issues.extend(snapshot.silent.iter().map(|(addr, error)| Issue {
-            reason: name(HealthReason::NodeDown),
-            shard_id: None,
-            needed_node_ids: Vec::new(),
-            message: format!("no node answers at {addr}: {}", error.message),
-            reported_by: Vec::new(),
+        issues.extend(snapshot.silent.iter().map(|(addr, error)| {
+            Issue {
+                reason: error
+                    .reason
+                    .filter(|_| is_refusal(error))
+                    .map_or_else(|| name(HealthReason::NodeDown), |it| reason_name(it).to_owned()),
+                shard_id: None,
+                needed_node_ids: Vec::new(),
+                message: match is_refusal(error) {
+                    true => format!("the node at {addr} {}", failure(error)),
+                    false => format!("no node answers at {addr}: {}", error.message),
+                },
+                reported_by: Vec::new(),
+            }
         }));
         for (node_id, report) in snapshot.reports() {
             for issue in &report.health.issues {
@@ -250,6 +266,7 @@ impl ClusterHealth {
 impl Issue {
     fn line(&self) -> String {
         let Self { reason, message, reported_by, .. } = self;
+        let message = one_line(message);
         match reported_by.as_slice() {
             [] => format!("  {reason:17} {message}\n"),
             nodes => format!("  {reason:17} {message} (reported by node {})\n", list(nodes)),
@@ -334,6 +351,18 @@ mod tests {
         assert_eq!(health.issues[0].needed_node_ids, [3]);
         assert!(health.text().contains("NODE_DOWN"), "{}", health.text());
         assert!(health.text().contains("2 of 3 nodes answer"), "{}", health.text());
+    }
+
+    #[test]
+    fn node_that_refuses_the_caller_is_not_down() {
+        let mut snapshot = snapshot();
+        snapshot.nodes[2].report = Err(super::super::snapshot::tests::denied());
+        let health = ClusterHealth::of(&snapshot);
+        assert!(!health.healthy);
+        let [issue] = health.issues.as_slice() else { panic!("{:?}", health.issues) };
+        assert_eq!((issue.reason.as_str(), &issue.needed_node_ids), ("PERMISSION_DENIED", &vec![]));
+        assert!(issue.message.contains("may not describe cluster"), "{issue:?}");
+        assert_eq!(health.needed, None);
     }
 
     #[test]

@@ -7,12 +7,13 @@ use std::time::Duration;
 use anyhow::Context;
 use helix_client::Admin;
 use helix_client::proto::log::v1::{MembershipChange, MembershipPhase};
+use helix_proto::shown;
 use schemars::JsonSchema;
 use serde::Serialize;
 use tokio::time::{Instant, sleep};
 
 use super::needed::NeededNodes;
-use super::snapshot::ClusterSnapshot;
+use super::snapshot::{ClusterSnapshot, failure};
 use crate::args::{GlobalArgs, WaitArgs};
 use crate::connect::connect;
 use crate::exit::{CliError, Exit};
@@ -192,7 +193,7 @@ pub(super) async fn dry_run(
     obstacles.extend(in_the_way(snapshot, node_id));
     for node in snapshot.nodes.iter().filter(|node| node.node_id != node_id) {
         if let Err(error) = &node.report {
-            obstacles.push(format!("node {} does not answer: {}", node.node_id, error.message));
+            obstacles.push(format!("node {} {}", node.node_id, failure(error)));
         }
     }
     if !global.quiet {
@@ -205,7 +206,8 @@ pub(super) async fn dry_run(
     let status = ChangeStatus { node_id, obstacles, ..ChangeStatus::default() };
     let output = Output { format: global.output };
     let shown = output.show_as(&status, || {
-        status.obstacles.iter().map(|obstacle| format!("{obstacle}\n")).collect()
+        let lines = status.obstacles.iter().map(|obstacle| shown::one_line(obstacle));
+        lines.map(|line| format!("{line}\n")).collect()
     });
     checked.map(|_| ()).and(verdict).and(shown)
 }

@@ -7,9 +7,10 @@ use std::time::Duration;
 use anyhow::Context;
 use futures_util::future::join_all;
 use helix_client::proto::log::v1::{
-    GetHealthResponse, GetNodeStatusResponse, HealthReason, LeaderHint, Metadata, Node, ShardStatus,
+    ErrorReason, GetHealthResponse, GetNodeStatusResponse, HealthReason, LeaderHint, Metadata,
+    Node, ShardStatus,
 };
-use helix_client::{Admin, Client, Config, Error};
+use helix_client::{Admin, Client, Config, Error, Origin};
 
 use crate::args::GlobalArgs;
 use crate::connect::config;
@@ -50,7 +51,7 @@ impl ClusterSnapshot {
     /// Discovers the nodes through the given addresses and requests a report from each node.
     ///
     /// # Errors
-    /// Fails if no node answers.
+    /// Fails if no node answers, or if the nodes refuse the caller.
     pub(crate) async fn take(global: &GlobalArgs) -> anyhow::Result<Self> {
         Self::take_within(global, REPORT_MAX).await
     }
@@ -58,21 +59,31 @@ impl ClusterSnapshot {
     /// Like [`ClusterSnapshot::take`], with a limit of each request.
     ///
     /// # Errors
-    /// Fails if no node answers.
+    /// As [`ClusterSnapshot::take`].
     pub(crate) async fn take_within(global: &GlobalArgs, limit: Duration) -> anyhow::Result<Self> {
         let config = Config { connect_timeout: limit, attempt_timeout: limit, ..config(global) };
         let admin = Client::new(config)?.admin();
         let found = join_all(global.addr.iter().map(|addr| admin.node_metadata(addr))).await;
         let (found, mut silent) = split(&global.addr, found);
+        let of_query = || format!("query {}", global.addr.join(","));
         if found.is_empty()
-            && let Some((_, error)) = silent.pop()
+            && let Some((_, last)) = silent.pop()
         {
-            return Err(error).with_context(|| format!("query {}", global.addr.join(",")));
+            // A refusal says more than a node that is down.
+            let refusal = silent.into_iter().map(|(_, error)| error).find(is_refusal);
+            return Err(refusal.unwrap_or(last)).with_context(of_query);
         }
         let known = known_nodes(found);
         silent.retain(|(addr, _)| !known.values().any(|endpoint| endpoint == addr));
         let nodes =
             join_all(known.into_iter().map(|(id, addr)| request_report(&admin, id, addr))).await;
+        // Without any report, what a refused caller sees is no state of the cluster.
+        let mut errors = nodes.iter().filter_map(|node| node.report.as_ref().err());
+        if nodes.iter().all(|node| node.report.is_err())
+            && let Some(refusal) = errors.find(|error| is_refusal(error))
+        {
+            return Err(refusal.clone()).with_context(of_query);
+        }
         Ok(Self { nodes, silent, removed: Vec::new() }.without_removed())
     }
 
@@ -153,9 +164,9 @@ impl ClusterSnapshot {
         of_leader.or_else(any).map_or(0, |status| status.partition_count.into())
     }
 
-    /// Returns true if the node has answered.
+    /// Returns true if the node has answered, with a report or with an error.
     pub(crate) fn is_reachable(&self, node_id: u64) -> bool {
-        self.reports().any(|(id, _)| id == node_id)
+        self.nodes.iter().any(|node| node.node_id == node_id && node.has_answered())
     }
 
     /// Returns a node's replica of a shard, if the node has answered and reports one.
@@ -163,6 +174,28 @@ impl ClusterSnapshot {
         let (_, report) = self.reports().find(|(id, _)| *id == node_id)?;
         report.status.shards.iter().find(|shard| shard.shard_id == shard_id)
     }
+}
+
+impl NodeSnapshot {
+    /// Returns true if the node has answered, with a report or with an error.
+    pub(crate) fn has_answered(&self) -> bool {
+        self.report.as_ref().map_or_else(|error| error.origin == Origin::Service, |_| true)
+    }
+}
+
+/// Returns true if a node refuses the caller: its token, or for want of a right.
+pub(crate) fn is_refusal(error: &Error) -> bool {
+    matches!(error.reason, Some(ErrorReason::PermissionDenied | ErrorReason::Unauthenticated))
+}
+
+/// Returns why a node has no report, after its name: "does not answer: connection refused".
+pub(crate) fn failure(error: &Error) -> String {
+    let what = match error.origin {
+        Origin::Service if is_refusal(error) => "refuses this caller",
+        Origin::Service => "answers with an error",
+        Origin::Transport | Origin::Client => "does not answer",
+    };
+    format!("{what}: {}", error.message)
 }
 
 /// Splits the results into responses and the addresses without one.
@@ -274,6 +307,22 @@ pub(crate) mod tests {
         };
         let nodes = vec![node(1, Ok(one)), node(2, Ok(two)), node(3, Err(down))];
         ClusterSnapshot { nodes, silent: Vec::new(), removed: Vec::new() }
+    }
+
+    /// The error of a caller that lacks a right.
+    pub(crate) fn denied() -> Error {
+        let detail = helix_proto::error::detail(ErrorReason::PermissionDenied);
+        let what = "principal \"bob\" may not describe cluster";
+        Error::from_status(&helix_proto::error::to_status(&detail, what, None))
+    }
+
+    #[test]
+    fn node_that_refuses_the_caller_has_answered() {
+        let mut snapshot = snapshot();
+        assert!(!snapshot.is_reachable(3));
+        snapshot.nodes[2].report = Err(denied());
+        assert!(snapshot.is_reachable(3) && is_refusal(&denied()));
+        assert!(failure(&denied()).starts_with("refuses this caller: principal"));
     }
 
     #[test]

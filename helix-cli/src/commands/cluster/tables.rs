@@ -54,7 +54,7 @@ pub(crate) struct NodeRow {
     rss_bytes: Option<u64>,
     #[schemars(extend("x-wide" = true))]
     uptime: Option<ApiDuration>,
-    /// Error of a node that does not answer.
+    /// Error of a node that does not answer, or that refuses the caller.
     failure: Option<String>,
 }
 
@@ -101,7 +101,7 @@ pub(crate) fn info(snapshot: &ClusterSnapshot) -> ClusterInfo {
         NodeLeadership {
             node_id: id,
             endpoint: node.endpoint.clone(),
-            is_reachable: node.report.is_ok(),
+            is_reachable: node.has_answered(),
             shards_led: led().count(),
             partitions_led: led().map(|shard| snapshot.partitions_of(shard, Some(id))).sum(),
         }
@@ -110,7 +110,7 @@ pub(crate) fn info(snapshot: &ClusterSnapshot) -> ClusterInfo {
     ClusterInfo {
         cluster_id: metadata.map(|metadata| metadata.cluster_id.clone()).unwrap_or_default(),
         node_count: snapshot.nodes.len(),
-        reachable_nodes: snapshot.reports().count(),
+        reachable_nodes: snapshot.nodes.iter().filter(|node| node.has_answered()).count(),
         shard_count: leaders.len(),
         led_shards: leaders.values().flatten().count(),
         topic_count,
@@ -133,7 +133,7 @@ pub(crate) fn nodes(snapshot: &ClusterSnapshot) -> Vec<NodeRow> {
         NodeRow {
             node_id: node.node_id,
             endpoint: node.endpoint.clone(),
-            is_reachable: status.is_some(),
+            is_reachable: node.has_answered(),
             version: status.map(|status| status.version.clone()),
             draining: is_draining(node.node_id),
             shards_led: leaders.iter().filter(|leader| leader.node_id == node.node_id).count(),
