@@ -12,7 +12,7 @@ use bytes::Bytes;
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use helix_proto::batch;
 use helix_proto::compaction::{
-    BatchParts, Codecs, CompactedBatch, KeyedRecord, compact, visit_records,
+    BatchParts, Codecs, CompactedBatch, KeyedRecord, RecordFate, compact, visit_records,
 };
 use helix_proto::compression::{BatchCodec, Compressor};
 use helix_proto::log::v1::Record;
@@ -61,8 +61,11 @@ fn compaction(criterion: &mut Criterion) {
             });
             group.bench_function("compact", |bench| {
                 bench.iter(|| {
-                    let kept =
-                        compact(black_box(&batch), &mut codecs, |it| it.number.is_multiple_of(2));
+                    let judge = |it: KeyedRecord<'_>| match it.number.is_multiple_of(2) {
+                        true => RecordFate::Stays,
+                        false => RecordFate::MustGo,
+                    };
+                    let kept = compact(black_box(&batch), &mut codecs, judge, |_| usize::MAX);
                     assert!(matches!(kept, Ok(CompactedBatch::Smaller(..))));
                 });
             });

@@ -82,10 +82,21 @@ impl KeyedRecord<'_> {
     }
 }
 
+/// Decision about a record of a batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum RecordFate {
+    /// Stays.
+    Stays,
+    /// Goes if the batch does not get larger without it.
+    MayGo,
+    /// Goes.
+    MustGo,
+}
+
 /// Result of [`compact`].
 #[derive(Debug, Clone, PartialEq)]
 pub enum CompactedBatch {
-    /// Every record stays.
+    /// Every record stays, also those that may go: the batch would be larger without them.
     Unchanged,
     /// No record stays.
     Empty,
@@ -155,24 +166,30 @@ pub fn visit_records(
     Ok(())
 }
 
-/// Verifies the checksum of a batch, and builds the batch with the records that `keep` wants.
+/// Verifies the checksum of a batch, and builds the batch without the records that `judge` removes.
 ///
-/// Their bytes are copied unchanged, under a new checksum. A compressed batch is compressed again
-/// with its codec, if that makes it smaller.
+/// The bytes of the others are copied unchanged, under a new checksum. A compressed batch is
+/// compressed again with its codec. If that takes more bytes than before, because the producer
+/// compressed harder, it is compressed as hard as possible, or stored uncompressed. `payload_max`
+/// returns the most bytes for a payload with the records of these numbers. If no form fits, records
+/// that may go stay, and records that must go make the batch larger.
 ///
 /// # Errors
 /// See [`CompactError`]; the same batch fails again.
 pub fn compact(
     batch: &BatchParts,
     codecs: &mut Codecs,
-    mut keep: impl FnMut(KeyedRecord<'_>) -> bool,
+    mut judge: impl FnMut(KeyedRecord<'_>) -> RecordFate,
+    payload_max: impl FnOnce(&[u32]) -> usize,
 ) -> Result<CompactedBatch, CompactError> {
     let (payload, codec) = verified_payload(batch, &mut codecs.decompressor)?;
-    let mut kept = Vec::new();
+    let (mut kept, mut is_forced) = (Vec::new(), false);
     let mut ranges: Vec<Range<usize>> = Vec::new();
     let mut walk = Walk::new(batch, payload);
     while let Some((range, record)) = walk.next_record()? {
-        if !keep(record) {
+        let fate = judge(record);
+        is_forced |= fate == RecordFate::MustGo;
+        if fate != RecordFate::Stays {
             continue;
         }
         kept.push(record.number);
@@ -193,10 +210,41 @@ pub fn compact(
     }
     let count = u32::try_from(kept.len()).expect("fewer than the records of the batch");
     let plain = batch::from_payload(count, smaller.freeze());
-    let compressed =
-        codec.and_then(|codec| codecs.compressor.compress(codec, &plain, plain.payload.len()));
-    // Unset and NONE mean the same, and the checksum covers the number.
-    Ok(CompactedBatch::Smaller(compressed.unwrap_or(plain).into(), kept))
+    let (form, fits) = codecs.smallest(plain, codec, payload_max(&kept));
+    if fits || is_forced {
+        return Ok(CompactedBatch::Smaller(form.into(), kept));
+    }
+    Ok(CompactedBatch::Unchanged)
+}
+
+impl Codecs {
+    /// Returns the first form of a batch that has at most `payload_max` bytes, and true; else the
+    /// smallest one, and false. A form with the batch's codec is preferred, so that the next
+    /// compaction uses it too.
+    fn smallest(
+        &mut self,
+        plain: EncodedBatch,
+        codec: Option<BatchCodec>,
+        payload_max: usize,
+    ) -> (EncodedBatch, bool) {
+        let fits = |form: &EncodedBatch| form.payload.len() <= payload_max;
+        let Some(codec) = codec else {
+            let fits = fits(&plain);
+            return (plain, fits);
+        };
+        let usual = self.compressor.recompress(codec, &plain);
+        if let Some(usual) = usual.clone().filter(fits) {
+            return (usual, true);
+        }
+        let hardest = self.compressor.compress_hardest(&plain);
+        if let Some(hardest) = hardest.clone().filter(fits) {
+            return (hardest, true);
+        }
+        let fits = fits(&plain);
+        let forms = usual.into_iter().chain(hardest);
+        let smallest = forms.chain([plain]).min_by_key(|form| form.payload.len());
+        (smallest.expect("the plain form is there"), fits)
+    }
 }
 
 fn verified_payload<'a>(
@@ -259,6 +307,7 @@ mod tests {
     use rand::{RngExt, SeedableRng};
 
     use super::*;
+    use crate::compression::UNCOMPRESSED_BYTES_MAX;
     use crate::log::v1::{Compression, Record};
 
     fn records(count: u32) -> Vec<Record> {
@@ -300,16 +349,19 @@ mod tests {
             let batch = BatchParts::from(compressed(&all, codec));
             let share = rng.random_range(0.0..1.0);
             let wanted: Vec<bool> = all.iter().map(|_| rng.random_bool(share)).collect();
-            let result = compact(&batch, &mut codecs, |record| {
+            let judge = |record: KeyedRecord<'_>| {
                 let sent = &all[record.number as usize];
                 assert_eq!(record.key, sent.key.as_deref());
                 assert_eq!(record.is_tombstone(), sent.value.is_none());
-                wanted[record.number as usize]
-            });
+                fate(!wanted[record.number as usize])
+            };
+            let result = compact(&batch, &mut codecs, judge, |_| batch.payload.len());
             let expected: Vec<u32> =
                 (0..).zip(&wanted).filter_map(|(n, wanted)| wanted.then_some(n)).collect();
             match result.unwrap() {
-                CompactedBatch::Unchanged => assert_eq!(expected.len(), all.len()),
+                CompactedBatch::Unchanged => {
+                    assert!(codec.is_some() || expected.len() == all.len())
+                }
                 CompactedBatch::Empty => assert!(expected.is_empty()),
                 CompactedBatch::Smaller(smaller, kept) => {
                     assert_eq!(kept, expected);
@@ -317,8 +369,7 @@ mod tests {
                     let wanted = kept.iter().map(|number| all[*number as usize].clone());
                     assert!(found.into_iter().eq(wanted));
                     assert!(smaller.uncompressed_bytes <= batch.uncompressed_bytes);
-                    let is_compressed = !batch::is_uncompressed(smaller.compression);
-                    assert!(!is_compressed || smaller.compression == batch.compression);
+                    assert!(smaller.payload.len() <= batch.payload.len());
                 }
             }
         }
@@ -330,7 +381,7 @@ mod tests {
         let mut codecs = Codecs::default();
         let mut refused = |batch: &EncodedBatch| {
             let batch = &BatchParts::from(batch.clone());
-            let error = compact(batch, &mut codecs, |_| true).unwrap_err();
+            let error = compact(batch, &mut codecs, |_| RecordFate::Stays, |_| 0).unwrap_err();
             let visit = |record: KeyedRecord<'_>| -> bool { panic!("{record:?} was shown") };
             assert_eq!(visit_records(batch, &mut codecs, visit), Err(error.clone()));
             error
@@ -355,20 +406,122 @@ mod tests {
         assert!(matches!(refused(&late), CompactError::Record { number: 3, .. }));
     }
 
-    #[test]
-    fn a_batch_that_no_longer_shrinks_is_stored_uncompressed() {
-        let random: Vec<u8> = (0..400_u32).map(|n| (n * n % 251) as u8).collect();
-        let record = |key: &'static [u8], value: Vec<u8>| Record {
-            key: Some(Bytes::from_static(key)),
-            value: Some(value.into()),
-            ..Record::default()
+    fn fate(goes: bool) -> RecordFate {
+        if goes { RecordFate::MayGo } else { RecordFate::Stays }
+    }
+
+    fn keyed(key: &str, value: Vec<u8>) -> Record {
+        Record { key: Some(key.to_owned().into()), value: Some(value.into()), ..Record::default() }
+    }
+
+    fn random(bytes: usize, seed: u64) -> Vec<u8> {
+        let mut rng = StdRng::seed_from_u64(seed);
+        (0..bytes).map(|_| rng.random()).collect()
+    }
+
+    /// Compresses as a producer with other settings does.
+    fn zstd(records: &[Record], level: i32, window_log: u32) -> BatchParts {
+        let plain = batch::encode(records);
+        let mut context = zstd::bulk::Compressor::new(level).unwrap();
+        for parameter in [
+            zstd::zstd_safe::CParameter::WindowLog(window_log),
+            zstd::zstd_safe::CParameter::EnableLongDistanceMatching(true),
+        ] {
+            context.set_parameter(parameter).unwrap();
+        }
+        let payload = Bytes::from(context.compress(&plain.payload).unwrap());
+        let compression = Compression::Zstd.into();
+        BatchParts {
+            version: plain.version,
+            record_count: plain.record_count,
+            compression,
+            uncompressed_bytes: plain.payload.len() as u32,
+            crc: batch::crc(plain.version, plain.record_count, compression, &payload),
+            payload,
+        }
+    }
+
+    /// Removes the record of a number.
+    fn without(batch: &BatchParts, number: u32, goes: RecordFate) -> CompactedBatch {
+        let judge = |record: KeyedRecord<'_>| {
+            if record.number == number { goes } else { RecordFate::Stays }
         };
-        let all = [record(b"a", vec![0; 4_000]), record(b"b", random[..8].to_vec())];
-        let batch = compressed(&all, Some(BatchCodec::Lz4));
-        assert_eq!(batch.compression(), Compression::Lz4);
-        let result = compact(&batch.into(), &mut Codecs::default(), |record| record.number == 1);
-        let CompactedBatch::Smaller(smaller, kept) = result.unwrap() else { panic!() };
-        assert_eq!((smaller.compression, kept), (Compression::None.into(), vec![1]));
-        assert_eq!(decode(&smaller), all[1..]);
+        compact(batch, &mut Codecs::default(), judge, |_| batch.payload.len()).unwrap()
+    }
+
+    #[test]
+    fn a_batch_that_does_not_shrink_once_keeps_its_codec() {
+        let all = [keyed("a", vec![0; 4_000]), keyed("b", random(8, 1))];
+        for codec in BatchCodec::ALL {
+            let batch = BatchParts::from(compressed(&all, Some(codec)));
+            let CompactedBatch::Smaller(smaller, kept) = without(&batch, 0, RecordFate::MayGo)
+            else {
+                panic!()
+            };
+            assert_eq!((smaller.compression, kept), (codec.to_wire().into(), vec![1]));
+            assert_eq!(decode(&smaller), all[1..]);
+        }
+    }
+
+    #[test]
+    fn a_batch_with_matches_over_long_distances_does_not_get_larger() {
+        // Each record has the same megabyte, which only a long window finds again.
+        let same = random(1 << 20, 2);
+        let all: Vec<Record> = (0..4).map(|n| keyed(&format!("k{n}"), same.clone())).collect();
+        let batch = zstd(&all, 19, 23);
+        assert!(batch.payload.len() < (1 << 20) + 10_000);
+        for goes in [RecordFate::MayGo, RecordFate::MustGo] {
+            for number in 0..4 {
+                let CompactedBatch::Smaller(smaller, _) = without(&batch, number, goes) else {
+                    panic!("record {number} stays")
+                };
+                let (before, after) = (batch.payload.len(), smaller.payload.len());
+                assert!(after <= before, "{after} of {before} bytes");
+                assert_eq!(decode(&smaller).len(), 3);
+            }
+        }
+    }
+
+    #[test]
+    fn text_that_was_compressed_hard_does_not_get_larger() {
+        let mut rng = StdRng::seed_from_u64(3);
+        let words: Vec<String> = (0..400).map(|n| format!("{:x}", n * n * 7919 % 99_991)).collect();
+        let mut text = || {
+            let words = (0..3_000).map(|_| words[rng.random_range(0..words.len())].as_str());
+            words.collect::<Vec<_>>().join(" ").into_bytes()
+        };
+        let all: Vec<Record> = (0..20).map(|n| keyed(&format!("k{n}"), text())).collect();
+        let batch = zstd(&all, 19, 22);
+        for goes in [RecordFate::MayGo, RecordFate::MustGo] {
+            let CompactedBatch::Smaller(smaller, _) = without(&batch, 7, goes) else { panic!() };
+            assert!(smaller.payload.len() <= batch.payload.len());
+        }
+    }
+
+    #[test]
+    fn records_that_may_go_stay_where_no_form_fits() {
+        let all = [keyed("a", random(50, 4)), keyed("b", random(500, 5)), keyed("c", vec![0; 90])];
+        for codec in [None, Some(BatchCodec::Lz4), Some(BatchCodec::Zstd)] {
+            let batch = BatchParts::from(compressed(&all, codec));
+            let mut compact_into = |goes: RecordFate| {
+                let judge = |record: KeyedRecord<'_>| {
+                    if record.number == 0 { goes } else { RecordFate::Stays }
+                };
+                compact(&batch, &mut Codecs::default(), judge, |_| 10).unwrap()
+            };
+            assert_eq!(compact_into(RecordFate::MayGo), CompactedBatch::Unchanged);
+            let forced = compact_into(RecordFate::MustGo);
+            let CompactedBatch::Smaller(parts, kept) = forced else { panic!() };
+            assert_eq!((decode(&parts), kept), (all[1..].to_vec(), vec![1, 2]));
+        }
+    }
+
+    #[test]
+    fn the_smallest_form_of_any_size_is_readable() {
+        for bytes in [1, 2, 1_000, 1 << 16, (1 << 20) + 1, UNCOMPRESSED_BYTES_MAX - 64] {
+            let plain = batch::encode(&[keyed("k", vec![7; bytes])]);
+            let hardest = Compressor::default().compress_hardest(&plain).unwrap();
+            assert_eq!(decode(&hardest.into()).len(), 1, "{bytes}");
+        }
     }
 }

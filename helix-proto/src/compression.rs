@@ -10,7 +10,7 @@ use std::fmt;
 use bytes::Bytes;
 use lz4_flex::block::{self, CompressTable};
 use zstd::bulk;
-use zstd::zstd_safe;
+use zstd::zstd_safe::{self, CParameter};
 
 use crate::batch;
 use crate::log::v1::{Compression, EncodedBatch};
@@ -23,6 +23,19 @@ pub const LZ4_HEADER_BYTES: usize = 4;
 
 /// Level of Zstandard: its own default.
 pub const ZSTD_LEVEL: i32 = 3;
+
+/// Level of the smallest form; above it, levels differ only in windows.
+const ZSTD_HARDEST_LEVEL: i32 = 19;
+
+/// Shortest window of Zstandard, and the largest tables of the smallest form.
+const ZSTD_WINDOW_LOG_MIN: u32 = 10;
+const ZSTD_HASH_LOG_MAX: u32 = 20;
+const ZSTD_CHAIN_LOG_MAX: u32 = 22;
+
+/// Bound of the memory that the smallest form is searched with: tables of 4-byte entries, and the
+/// state of the match finders.
+pub const HARDEST_CONTEXT_BYTES_MAX: usize =
+    (4 << ZSTD_HASH_LOG_MAX) + (4 << ZSTD_CHAIN_LOG_MAX) + (8 << 20);
 
 /// Bound of LZ4's ratio: one byte extends a match by at most 255 bytes.
 const LZ4_RATIO_MAX: usize = 255;
@@ -306,21 +319,43 @@ impl Compressor {
         if !batch::is_uncompressed(batch.compression) {
             return None;
         }
-        let uncompressed_bytes = u32::try_from(batch.payload.len()).ok()?;
         let payload = self.compress_bytes(codec, &batch.payload)?;
         if payload.len() > payload_bytes_max || payload.len() >= batch.payload.len() {
             return None;
         }
         let payload = Bytes::copy_from_slice(payload);
-        let compression = codec.to_wire().into();
-        Some(EncodedBatch {
-            version: batch.version,
-            record_count: batch.record_count,
-            compression,
-            crc32: batch::crc(batch.version, batch.record_count, compression, &payload),
-            uncompressed_bytes,
-            payload,
-        })
+        compressed_batch(codec, batch, payload)
+    }
+
+    /// Compresses an uncompressed batch, also if it does not shrink.
+    pub(crate) fn recompress(
+        &mut self,
+        codec: BatchCodec,
+        batch: &EncodedBatch,
+    ) -> Option<EncodedBatch> {
+        let payload = Bytes::copy_from_slice(self.compress_bytes(codec, &batch.payload)?);
+        compressed_batch(codec, batch, payload)
+    }
+
+    /// Compresses an uncompressed batch with the slowest levels of Zstandard and a window as long
+    /// as the payload, in a context for this call. It takes up to [`HARDEST_CONTEXT_BYTES_MAX`].
+    pub(crate) fn compress_hardest(&mut self, batch: &EncodedBatch) -> Option<EncodedBatch> {
+        let bytes = &batch.payload[..];
+        if !(1..=UNCOMPRESSED_BYTES_MAX).contains(&bytes.len()) {
+            return None;
+        }
+        let mut context = bulk::Compressor::new(ZSTD_HARDEST_LEVEL).ok()?;
+        let window = bytes.len().next_power_of_two().ilog2().max(ZSTD_WINDOW_LOG_MIN);
+        for parameter in [
+            CParameter::WindowLog(window),
+            CParameter::HashLog(window.min(ZSTD_HASH_LOG_MAX)),
+            CParameter::ChainLog(window.min(ZSTD_CHAIN_LOG_MAX)),
+            CParameter::EnableLongDistanceMatching(true),
+        ] {
+            context.set_parameter(parameter).ok()?;
+        }
+        let payload = context.compress(bytes).ok()?;
+        compressed_batch(BatchCodec::Zstd, batch, payload.into())
     }
 
     /// Compresses bytes into the reused buffer. Returns `None` if there are none, or more than
@@ -354,6 +389,23 @@ impl Compressor {
         };
         Some(&self.buffer[..written])
     }
+}
+
+/// Returns a batch with its compressed payload.
+fn compressed_batch(
+    codec: BatchCodec,
+    plain: &EncodedBatch,
+    payload: Bytes,
+) -> Option<EncodedBatch> {
+    let compression = codec.to_wire().into();
+    Some(EncodedBatch {
+        version: plain.version,
+        record_count: plain.record_count,
+        compression,
+        crc32: batch::crc(plain.version, plain.record_count, compression, &payload),
+        uncompressed_bytes: u32::try_from(plain.payload.len()).ok()?,
+        payload,
+    })
 }
 
 #[cfg(test)]

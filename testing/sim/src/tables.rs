@@ -344,6 +344,7 @@ impl TableReader {
                 if at >= next_offset || last.is_some_and(|last| last >= at) {
                     return Err(format!("offset {at} does not follow in a read at {offset}"));
                 }
+                // Batches are not compressed, so each gets smaller without its replaced records.
                 if let Some(last) = last.filter(|_| at < clean_offset) {
                     // A replica that is rebuilt meanwhile is no longer clean.
                     if self.clean_offset(node, partition).await < Some(clean_offset) {

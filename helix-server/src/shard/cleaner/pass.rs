@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use helix_proto::compaction::{
-    BatchParts, Codecs, CompactError, CompactedBatch, KeyedRecord, compact, visit_records,
+    BatchParts, Codecs, CompactError, CompactedBatch, KeyedRecord, RecordFate, compact,
+    visit_records,
 };
 use helix_wal::{BackgroundWorker, Entry, EntryFilter, FilteredEntry, Payload, Placement};
 
@@ -14,6 +15,10 @@ use super::key_map::{KeyMap, PassMemory};
 use super::worker::CleanerWorker;
 use crate::log::{BatchHead, Head, KeptOffsets};
 use crate::raft::{decode_head, encode_head};
+
+/// Bytes by which a head may grow: the shortest list of offsets that stay, so that batches of a few
+/// small records get rid of replaced ones.
+const OFFSETS_BYTES_FREE: usize = 16;
 
 /// A pass over the offsets from `from` on, up to where its map was full.
 #[derive(Debug)]
@@ -67,7 +72,8 @@ impl CleanPass {
             }
             // The map has seen all records before the first that does not fit.
             self.upto = offset;
-            self.is_full |= record.key.is_some_and(|key| !self.map.set(key, offset));
+            let latest = LatestRecord { offset, is_tombstone: record.is_tombstone() };
+            self.is_full |= record.key.is_some_and(|key| !self.map.set(key, latest.packed()));
             !self.is_full
         };
         unless_no_records(visit_records(&parts, codecs, visit))
@@ -85,15 +91,24 @@ impl CleanPass {
         self.upto = self.upto.max(end);
     }
 
-    /// Returns whether a record stays.
-    fn keeps(&self, offset: u64, record: &KeyedRecord<'_>) -> bool {
-        let Some(key) = record.key else { return true };
+    /// Decides about a record.
+    ///
+    /// What a tombstone deletes must go: the pass that sees the tombstone removes everything older,
+    /// so that the tombstone may go later. A record with a later value only takes space, as does a
+    /// forgotten tombstone, so it may stay where the batch would be larger without it.
+    fn judge(&self, offset: u64, record: &KeyedRecord<'_>) -> RecordFate {
+        let Some(key) = record.key else { return RecordFate::Stays };
         if offset >= self.upto {
-            return true;
+            return RecordFate::Stays;
         }
-        let is_replaced = self.map.latest(key).is_some_and(|latest| latest > offset);
+        let latest = self.map.latest(key).map(LatestRecord::from_packed);
         let is_forgotten = record.is_tombstone() && offset < self.tombstones_below;
-        !is_replaced && !is_forgotten
+        match latest.filter(|latest| latest.offset > offset) {
+            Some(LatestRecord { is_tombstone: true, .. }) => RecordFate::MustGo,
+            Some(_) => RecordFate::MayGo,
+            None if is_forgotten => RecordFate::MayGo,
+            None => RecordFate::Stays,
+        }
     }
 
     /// Returns whether [`Self::filter`] would change an entry of the partition.
@@ -108,14 +123,21 @@ impl CleanPass {
     ) -> Result<bool, String> {
         let (head, parts) = batch_of(placement, entry)?;
         let offsets = Offsets { first: placement.first, head: &head };
-        let mut is_changed = false;
+        let mut strictest = RecordFate::Stays;
         let visit = |record: KeyedRecord<'_>| {
-            is_changed = !self.keeps(offsets.of(record.number), &record);
-            !is_changed
+            strictest = strictest.max(self.judge(offsets.of(record.number), &record));
+            strictest != RecordFate::MustGo
         };
         unless_no_records(visit_records(&parts, codecs, visit))
             .map_err(|error| broken(placement, &error))?;
-        Ok(is_changed)
+        match strictest {
+            RecordFate::Stays => Ok(false),
+            RecordFate::MustGo => Ok(true),
+            RecordFate::MayGo => {
+                let filtered = self.filter(placement, entry, codecs)?;
+                Ok(!matches!(filtered, FilteredEntry::Unchanged))
+            }
+        }
     }
 
     /// Judges an entry of the partition.
@@ -130,17 +152,24 @@ impl CleanPass {
     ) -> Result<FilteredEntry, String> {
         let (head, parts) = batch_of(placement, entry)?;
         let offsets = Offsets { first: placement.first, head: &head };
-        let keep = |record: KeyedRecord<'_>| self.keeps(offsets.of(record.number), &record);
-        let compacted = unless_no_records(compact(&parts, codecs, keep).map(Some))
-            .map_err(|error| broken(placement, &error))?;
+        let judge = |record: KeyedRecord<'_>| self.judge(offsets.of(record.number), &record);
+        // The head gets larger by the offsets that stay.
+        let payload_bytes = entry.payload.bytes.len();
+        let payload_max = |numbers: &[u32]| {
+            let kept = offsets.kept(placement.count, numbers);
+            let new_head = BatchHead { kept: kept.map(Box::new), ..head.clone() };
+            let head_bytes = encode_head(&Head::Batch(new_head)).len();
+            let growth = head_bytes.saturating_sub(entry.head.len() + OFFSETS_BYTES_FREE);
+            payload_bytes.saturating_sub(growth)
+        };
+        let compacted = compact(&parts, codecs, judge, payload_max).map(Some);
+        let compacted = unless_no_records(compacted).map_err(|error| broken(placement, &error))?;
         let (parts, numbers) = match compacted {
             None | Some(CompactedBatch::Unchanged) => return Ok(FilteredEntry::Unchanged),
             Some(CompactedBatch::Empty) => return Ok(FilteredEntry::Removed),
             Some(CompactedBatch::Smaller(parts, numbers)) => (parts, numbers),
         };
-        let delta = |number: &u32| offsets.delta(*number);
-        let kept = KeptOffsets::new(placement.count, numbers.iter().map(delta).collect());
-        let kept = kept.ok_or_else(|| {
+        let kept = offsets.kept(placement.count, &numbers).ok_or_else(|| {
             let count = numbers.len();
             broken(placement, &format!("{count} of {} offsets do not fit a head", placement.count))
         })?;
@@ -158,6 +187,24 @@ impl CleanPass {
             head: encode_head(&Head::Batch(head)),
             payload: Payload { bytes: parts.payload, crc: parts.crc, crc_seed },
         })
+    }
+}
+
+/// The latest record of a key, as the map of a pass has it.
+#[derive(Debug, Clone, Copy)]
+struct LatestRecord {
+    offset: u64,
+    is_tombstone: bool,
+}
+
+impl LatestRecord {
+    /// Returns a number that grows with the offset. Offsets count records, so they have a bit left.
+    fn packed(self) -> u64 {
+        self.offset << 1 | u64::from(self.is_tombstone)
+    }
+
+    fn from_packed(packed: u64) -> Self {
+        Self { offset: packed >> 1, is_tombstone: packed & 1 == 1 }
     }
 }
 
@@ -193,6 +240,11 @@ impl Offsets<'_> {
 
     fn of(&self, number: u32) -> u64 {
         self.first + u64::from(self.delta(number))
+    }
+
+    /// Returns the offsets of the records with these numbers; `None` if they do not fit a head.
+    fn kept(&self, count: u32, numbers: &[u32]) -> Option<KeptOffsets> {
+        KeptOffsets::new(count, numbers.iter().map(|number| self.delta(*number)).collect())
     }
 }
 

@@ -18,7 +18,7 @@ use crate::sync;
 /// Progress of compaction by key in one partition on this replica.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct PartitionCleanup {
-    /// Offset below which only the latest record of each key is left here.
+    /// Offset below which this replica has done what the round decided.
     pub clean_offset: u64,
     /// Offset below which the log has decided so.
     pub decided_offset: u64,
