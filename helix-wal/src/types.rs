@@ -1,5 +1,6 @@
 //! Plain values of the public API.
 
+use std::ops::Range;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -139,6 +140,8 @@ pub struct Recovered {
     pub quarantined: Vec<Error>,
     /// Bytes of a torn tail that were discarded, because nothing shows that they had been synced.
     pub torn_bytes: u64,
+    /// Where they were: a segment file, and the range of its bytes.
+    pub torn_tail: Option<(String, Range<u64>)>,
 }
 
 /// Upper bounds of the sync time histogram, in microseconds, ascending.

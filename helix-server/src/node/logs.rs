@@ -161,11 +161,16 @@ impl NodeLogs<'_> {
             );
             return Err(self.unusable(shard_id, &what));
         }
-        if recovered.torn_bytes > 0 {
-            tracing::info!(
+        if let Some((file, bytes)) = &recovered.torn_tail {
+            // A crash during a write leaves such a group, and so does damage to a synced one.
+            tracing::warn!(
                 shard_id,
-                bytes = recovered.torn_bytes,
-                "truncated a torn, unacknowledged tail"
+                file,
+                first_byte = bytes.start,
+                next_byte = bytes.end,
+                last_index = recovered.state.last.map(|last| last.index),
+                "truncated the last group of the log; it may have been acknowledged, if it was \
+                 damaged and not torn by a crash"
             );
         }
         let failed = self.failed.clone();

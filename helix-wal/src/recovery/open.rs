@@ -3,6 +3,7 @@
 //! The copy has new segment ids, so that no old bytes can verify behind it. The old log is
 //! unchanged until the state file lists the new segments.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use tracing::{info, warn};
@@ -107,7 +108,7 @@ pub(crate) fn open(
     };
     let active = copy.run(&mut replay, &unsealed, &log)?;
     let TailCopy { next_id, made, ready, .. } = copy;
-    let torn_bytes = replay.torn_bytes;
+    let (torn_bytes, torn_tail) = (replay.torn_bytes, replay.torn_tail.take());
     fill(&mut log, replay, &made, &state);
     let mut core = Core::new(log);
     core.next_id = next_id;
@@ -132,9 +133,11 @@ pub(crate) fn open(
         state: core.log.state(),
         checkpoint: state.checkpoint,
         torn_bytes,
+        torn_tail,
     };
-    if torn_bytes > 0 {
-        warn!(bytes = torn_bytes, "discarded a torn tail that was never acknowledged");
+    if let Some((file, Range { start, end })) = &recovered.torn_tail {
+        let directory = storage.describe();
+        warn!(directory, file, start, end, "discarded a last group that does not verify");
     }
     info!(directory = storage.describe(), segments = core.log.chain.len(), "log is open");
     let files = Some(Arc::clone(files));

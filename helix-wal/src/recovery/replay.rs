@@ -1,5 +1,6 @@
 //! Replays the frames of the unsealed segments: entries, vote and purge point. Writes nothing.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -35,6 +36,8 @@ pub(crate) struct Replay {
     /// Commit points found during the replay.
     commit_hints: Vec<LogId>,
     pub torn_bytes: u64,
+    /// File and range of the torn bytes.
+    pub torn_tail: Option<(String, Range<u64>)>,
     /// End of each segment.
     pub ends: Vec<u64>,
     /// Treats damage as the end of the log.
@@ -84,6 +87,10 @@ impl Replay {
             }
             self.commit_hints.extend(scanned.committed);
             self.torn_bytes += scanned.torn_bytes;
+            if scanned.torn_bytes > 0 {
+                let torn = scanned.end..scanned.end + scanned.torn_bytes;
+                self.torn_tail = Some((segment.name(), torn));
+            }
             self.ends.push(scanned.end);
         }
         Ok(())

@@ -218,7 +218,7 @@ impl CoverageMarks {
 /// A message that is reworded must be changed here too. Otherwise its mark stays at zero, which
 /// `--marks` reports as a failure.
 const LOGGED: [(&str, CoverageMark); 9] = [
-    ("truncated a torn, unacknowledged tail", CoverageMark::TornTailCut),
+    ("truncated the last group of the log", CoverageMark::TornTailCut),
     ("refusing appends, no majority responds", CoverageMark::LeaderCutOff),
     ("disk stalls, transferring leadership", CoverageMark::HandedOverStalledDisk),
     ("installed a snapshot and the fetched records", CoverageMark::SnapshotInstalled),
