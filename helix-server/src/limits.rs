@@ -344,7 +344,7 @@ pub const PARTITIONS_PER_PAGE_MAX: u64 = 10_000;
 
 /// Memory of a partition in a response, with its encoded form: in a description of the partition,
 /// in a list of offsets, and in routing data.
-pub const PARTITION_DESCRIBED_BYTES: usize = 320;
+pub const PARTITION_DESCRIBED_BYTES: usize = 352;
 pub const PARTITION_RESOLVED_BYTES: usize = 96;
 pub const PARTITION_ROUTED_BYTES: usize = 12;
 
@@ -448,6 +448,10 @@ pub const BALANCE_LAG_MAX: u64 = 1_000;
 /// Entries that a learner may lack when it becomes a voter: those that are in flight.
 pub const LEARNER_LAG_MAX: u64 = 1_000;
 
+/// Time that an append time may be in the future before health reports it. Clocks of healthy nodes
+/// differ by less.
+pub const APPEND_TIME_AHEAD_MAX: Duration = Duration::from_secs(120);
+
 /// Entries that a replica may lack before health reports it as behind: those that are in flight.
 pub const BEHIND_LAG_MAX: u64 = 1_000;
 
@@ -509,6 +513,15 @@ pub const GROUP_WAIT_STEP: Duration = Duration::from_millis(10);
 
 /// Shortest time between two computations of a group's assignment.
 pub const GROUP_ASSIGNMENT_INTERVAL: Duration = Duration::from_millis(100);
+
+/// Time for which a group keeps the offsets of a deleted topic, as TOPIC_DELETED, from when its
+/// coordinator has noticed the deletion.
+pub const DELETED_OFFSETS_KEPT: Duration = Duration::from_secs(3600);
+
+/// Deleted topics of all groups of a shard whose offsets are kept, and offsets of a group above
+/// which it keeps none of deleted topics.
+pub const DELETED_TOPICS_KEPT_MAX: usize = 1_000;
+pub const DELETED_OFFSETS_ROWS_MAX: usize = 10_000;
 
 /// Entries of a shard's coordinator in flight.
 pub const GROUP_PROPOSALS_MAX: usize = 32;

@@ -14,7 +14,10 @@ use super::machine::ClusterMachine;
 use super::peer_messages::{PeerRequest, PeerResponse};
 use super::state::ClusterState;
 use crate::error::{Error, Result};
-use crate::limits::{GROUP_ASSIGNMENT_INTERVAL, GROUP_PROPOSALS_MAX, READY_WAIT_MAX};
+use crate::limits::{
+    DELETED_OFFSETS_KEPT, DELETED_OFFSETS_ROWS_MAX, DELETED_TOPICS_KEPT_MAX,
+    GROUP_ASSIGNMENT_INTERVAL, GROUP_PROPOSALS_MAX, READY_WAIT_MAX,
+};
 use crate::log::{
     Assignment, ClusterCommand, ClusterReply, ConsumerGroup, GroupChange, MatchedTopic,
     ROWS_PER_ENTRY_MAX, TopicInfo, is_pattern,
@@ -39,8 +42,8 @@ pub struct CoordinatorRound {
     due: BTreeMap<Arc<str>, Instant>,
     /// Last computations that are more recent than the interval between two.
     assigned: BTreeMap<Arc<str>, Instant>,
-    /// Deleted topics that groups still have offsets of.
-    dropped: BTreeMap<Arc<str>, Vec<u64>>,
+    /// Deleted topics that groups still have offsets of, and when these are forgotten.
+    dropped: BTreeMap<Arc<str>, BTreeMap<u64, Instant>>,
 }
 
 impl CoordinatorRound {
@@ -58,6 +61,11 @@ impl CoordinatorRound {
     fn schedule(&mut self, group: Arc<str>) {
         let earliest = self.assigned.get(&group).map(|last| *last + GROUP_ASSIGNMENT_INTERVAL);
         self.due.entry(group).or_insert_with(|| earliest.unwrap_or_else(Instant::now));
+    }
+
+    /// Returns when the offsets of a deleted topic are forgotten next.
+    fn next_forgotten(&self) -> Option<Instant> {
+        self.dropped.values().flat_map(BTreeMap::values).min().copied()
     }
 
     fn take_due(&mut self) -> Vec<Arc<str>> {
@@ -123,7 +131,7 @@ impl Cluster {
                 groups.iter().filter(with_members).map(|(name, _)| name.clone()).collect()
             });
             groups.into_iter().for_each(|group| round.schedule(group));
-            round.dropped = self.dropped_topics(shard);
+            self.note_dropped_topics(shard, round);
         }
         round.version = version;
         remove_silent_members(shard).await?;
@@ -137,7 +145,7 @@ impl Cluster {
         forget_dropped_topics(shard, &mut round.dropped).await?;
         let next = round.due.values().min().copied();
         let next = next.into_iter().chain(shard.group_sessions().next_expiry());
-        Ok(next.chain((!round.dropped.is_empty()).then(Instant::now)).min())
+        Ok(next.chain(round.next_forgotten()).min())
     }
 
     async fn assign_group(&self, shard: &Shard, name: &Arc<str>) -> Result<()> {
@@ -189,17 +197,52 @@ impl Cluster {
         })
     }
 
-    /// Returns the deleted topics that groups still have offsets of.
-    fn dropped_topics(&self, shard: &Shard) -> BTreeMap<Arc<str>, Vec<u64>> {
-        let mut named: BTreeMap<Arc<str>, Vec<u64>> = shard.read_groups(|groups| {
-            let topics = |group: &ConsumerGroup| group.topic_names().map(|(id, _)| id).collect();
+    /// Notes the deleted topics that groups still have offsets of. Their offsets are kept for a
+    /// while, so that operators see what became of them, unless another topic has the name, or the
+    /// group needs the capacity.
+    fn note_dropped_topics(&self, shard: &Shard, round: &mut CoordinatorRound) {
+        let mut named: BTreeMap<Arc<str>, (bool, Vec<u64>)> = shard.read_groups(|groups| {
+            let topics = |group: &ConsumerGroup| {
+                let is_large = group.offsets().nth(DELETED_OFFSETS_ROWS_MAX).is_some();
+                (is_large, group.topic_names().map(|(id, _)| id).collect())
+            };
             groups.iter().map(|(name, group)| (name.clone(), topics(group))).collect()
         });
-        named.retain(|_, topic_ids| {
+        named.retain(|_, (_, topic_ids)| {
             self.machine().read(|state| topic_ids.retain(|id| state.is_deleted(*id)));
             !topic_ids.is_empty()
         });
-        named
+        let now = Instant::now();
+        let before = std::mem::take(&mut round.dropped);
+        let mut kept = 0;
+        for (group, (is_large, topic_ids)) in named {
+            let known = before.get(&group);
+            let replaced = self.replaced_topics(shard, &group);
+            let due = |topic_id: u64| {
+                kept += 1;
+                let at_once =
+                    is_large || replaced.contains(&topic_id) || kept > DELETED_TOPICS_KEPT_MAX;
+                let noted = known.and_then(|known| known.get(&topic_id)).copied();
+                let due = noted.unwrap_or(now + DELETED_OFFSETS_KEPT);
+                (topic_id, if at_once { now } else { due })
+            };
+            let topics = topic_ids.into_iter().map(due).collect();
+            round.dropped.insert(group, topics);
+        }
+    }
+
+    /// Returns the topics of a group whose names belong to other topics now.
+    fn replaced_topics(&self, shard: &Shard, group: &str) -> BTreeSet<u64> {
+        // Read apart, so that only one lock is held at a time.
+        let Some(group) = shard.read_groups(|groups| groups.snapshot(group)) else {
+            return BTreeSet::new();
+        };
+        self.machine().read(|state| {
+            let is_replaced =
+                |id: u64, name: &str| state.topic(name).is_some_and(|other| other.id != id);
+            let replaced = group.topic_names().filter(|(id, name)| is_replaced(*id, name));
+            replaced.map(|(id, _)| id).collect()
+        })
     }
 
     /// Returns the shard of a group; `None` if the group cannot exist yet.
@@ -316,16 +359,18 @@ async fn remove_silent_members(shard: &Shard) -> Result<()> {
     .await
 }
 
-/// Forgets the next of these dropped topics, with one entry for each of a few groups.
+/// Forgets the next of these dropped topics that are due, with one entry for each of a few groups.
 async fn forget_dropped_topics(
     shard: &Shard,
-    dropped: &mut BTreeMap<Arc<str>, Vec<u64>>,
+    dropped: &mut BTreeMap<Arc<str>, BTreeMap<u64, Instant>>,
 ) -> Result<()> {
-    let next = dropped.iter().take(GROUP_PROPOSALS_MAX);
-    let next = next.map(|(group, topic_ids)| {
-        (group.clone(), topic_ids.iter().copied().take(ROWS_PER_ENTRY_MAX).collect::<Vec<_>>())
-    });
-    let next: Vec<_> = next.collect();
+    let now = Instant::now();
+    let due = |(group, topics): (&Arc<str>, &BTreeMap<u64, Instant>)| {
+        let topic_ids = topics.iter().filter(|(_, due)| **due <= now).map(|(id, _)| *id);
+        let topic_ids: Vec<u64> = topic_ids.take(ROWS_PER_ENTRY_MAX).collect();
+        (!topic_ids.is_empty()).then(|| (group.clone(), topic_ids))
+    };
+    let next: Vec<_> = dropped.iter().filter_map(due).take(GROUP_PROPOSALS_MAX).collect();
     in_turns(&next, |(group, topic_ids)| {
         tracing::info!(%group, ?topic_ids, "forgetting offsets of deleted topics");
         shard.change_group(group, GroupChange::ForgetTopics { topic_ids: topic_ids.clone() })
@@ -333,7 +378,7 @@ async fn forget_dropped_topics(
     .await?;
     for (group, forgotten) in next {
         let Some(topic_ids) = dropped.get_mut(&group) else { continue };
-        topic_ids.drain(..forgotten.len());
+        topic_ids.retain(|topic_id, _| !forgotten.contains(topic_id));
         if topic_ids.is_empty() {
             dropped.remove(&group);
         }

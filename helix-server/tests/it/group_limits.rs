@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use helix_proto::log::v1::{
-    CommitOffsetsRequest, CommittedOffset, CreateTopicRequest, DeleteTopicRequest,
+    CommitOffsetsRequest, CommitStatus, CommittedOffset, CreateTopicRequest, DeleteTopicRequest,
     GetOffsetsRequest, TopicPartition,
 };
 use helix_server::cluster::TopicSpec;
 use helix_server::error::Error;
-use helix_server::limits::{GROUP_ASSIGNMENT_INTERVAL, GROUP_PROPOSALS_MAX};
+use helix_server::limits::{DELETED_OFFSETS_KEPT, GROUP_ASSIGNMENT_INTERVAL, GROUP_PROPOSALS_MAX};
 use helix_server::log::{
     GroupChange, GroupRefusal, MemberSpec, OffsetUpdate, Refusal, SeekOrigin, TopicOffsets,
 };
@@ -124,11 +124,21 @@ async fn assignments_come_before_the_forgetting_of_deleted_topics() {
         (member.last.member_epoch > epoch).then_some(())
     })
     .await;
+    let offsets = async |group: &String| {
+        let request = GetOffsetsRequest { group: group.clone(), ..Default::default() };
+        groups(&server).get_offsets(request).await.unwrap().into_inner().offsets
+    };
+    // The coordinator has noticed the deletion, and goes on saying so.
+    for group in &names {
+        let found = offsets(group).await;
+        assert_eq!(found[0].status(), CommitStatus::TopicDeleted, "{found:?}");
+    }
+    tokio::time::pause();
+    tokio::time::advance(DELETED_OFFSETS_KEPT).await;
+    tokio::time::resume();
     for group in names {
         until("the deleted topic is forgotten", async || {
-            let request = GetOffsetsRequest { group: group.clone(), ..Default::default() };
-            let found = groups(&server).get_offsets(request).await.unwrap().into_inner();
-            found.offsets.is_empty().then_some(())
+            offsets(&group).await.is_empty().then_some(())
         })
         .await;
     }
