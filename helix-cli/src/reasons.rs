@@ -139,7 +139,8 @@ pub(crate) fn of(reason: ErrorReason) -> ReasonText {
             "the disk lost or changed data",
             "helix consume TOPIC --any-replica   reads from another replica\n\
              helix cluster health   with several nodes, the others rebuild the replica\n\
-             stop the node, then: helix wal verify DIR   names file and bytes",
+             stop the node, then: helix wal verify DIR   names file and bytes\n\
+             a single node has no other replica: helix wal repair DIR   shows what a repair keeps",
         ),
         R::RecordTooLarge => text(
             "a record is larger than the topic allows",
@@ -303,9 +304,12 @@ pub(crate) fn of_health(reason: HealthReason) -> Option<ReasonText> {
         )),
         HealthReason::ClockSkew => Some(text(
             "the clock of a node is wrong",
-            "its time synchronization does not work, or the clock was set by hand",
+            "its time synchronization does not work, the clock was set by hand, or it was wrong \
+             when records were appended that now have a time in the future",
             "correct the clock of the named node, and check its time synchronization\n\
-             records get the time of the majority meanwhile",
+             records get the time of the majority meanwhile\n\
+             append times never decrease: partitions with records of the future keep that time \
+             until it has come",
         )),
         HealthReason::Certificate => Some(text(
             "a certificate of a node expires soon, has expired, or cannot be replaced",

@@ -6,6 +6,7 @@ use helix_wal::SYNC_BOUNDS_US;
 use tokio::time::Instant;
 
 use super::{ServedNode, group_metrics};
+use crate::clock::Clock;
 use crate::metrics::{MetricName, MetricsPage};
 use crate::node::{Node, NodeTls, StorageKind};
 use crate::process;
@@ -57,6 +58,11 @@ pub(super) async fn page(
     for offset in node.clock().offsets() {
         let seconds = offset.offset_us as f64 / 1e6;
         page.put_f64(MetricName::ClockOffset, &[&offset.node_id.to_string()], seconds);
+    }
+    let now_us = node.clock().now_us();
+    for shard in node.shards() {
+        let ahead = shard.ahead_of(now_us).map_or(0.0, |it| it.ahead.as_secs_f64());
+        page.put_f64(MetricName::AppendTimeAhead, &[&shard.id().to_string()], ahead);
     }
     page.put(MetricName::RetentionHeld, &[], u64::from(node.clock().is_held()));
     peers(&mut page, node);

@@ -21,13 +21,13 @@ use tonic::{Request, Response, Status};
 use super::authorize::{authorize_change, authorize_request};
 use super::metadata::MetadataSource;
 use super::{call_memory, member_changes, time, wire_leader, wire_shard_id};
-use crate::clock::{CLOCK_CONFIRMATION, ClockOffset};
+use crate::clock::{CLOCK_CONFIRMATION, Clock, ClockOffset};
 use crate::cluster::Cluster;
 use crate::error::{Error, Result};
 use crate::limits::BEHIND_LAG_MAX;
 use crate::node::{Node, NodeTls, PeerStatus, StorageKind};
 use crate::process;
-use crate::shard::{FetchProgress, Shard, ShardStatus};
+use crate::shard::{AheadPartitions, FetchProgress, Shard, ShardStatus};
 
 pub(crate) struct ClusterHandler {
     node: Arc<Node>,
@@ -53,6 +53,7 @@ impl ClusterHandler {
         }
         issues.extend(member_changes::issues(&self.node));
         issues.extend(clock_issues(&self.node));
+        issues.extend(future_time_issues(&self.node));
         issues.extend(cleanup_issues(&self.node));
         let lost: Vec<&PeerStatus> = peers.iter().filter(|peer| !peer.connected).collect();
         issues.extend(lost.iter().map(|peer| node_down(peer)));
@@ -105,6 +106,7 @@ impl ClusterHandler {
     async fn status(&self) -> GetNodeStatusResponse {
         let info = self.node.info();
         let mut shards = vec![own_status(self.node.cluster())];
+        let own_free_bytes = self.node.cluster().replica().status().wal.free_bytes;
         let mut logs = Vec::new();
         for shard in self.node.shards() {
             let status = shard.status();
@@ -128,7 +130,8 @@ impl ClusterHandler {
             storage: storage.to_owned(),
             data_dir,
             durability: durability.to_owned(),
-            free_bytes: logs.iter().map(|wal| wal.free_bytes).max().unwrap_or(0),
+            // Shard 0's log is open wherever a node runs; the others may be quarantined.
+            free_bytes: logs.iter().map(|wal| wal.free_bytes).fold(own_free_bytes, u64::max),
             sync_p50: busiest.map(|wal| time::to_duration(wal.sync_p50_us)),
             sync_p99: busiest.map(|wal| time::to_duration(wal.sync_p99_us)),
             cpu_time_us: process::cpu_time_us(),
@@ -294,6 +297,35 @@ fn clock_issues(node: &Node) -> Vec<HealthIssue> {
         ));
     }
     issues
+}
+
+/// Returns an issue for each shard whose newest records have times that are far in the future.
+///
+/// A node that starts with a wrong clock stamps them. Append times never decrease, so all later
+/// records of the partitions get these times too.
+fn future_time_issues(node: &Node) -> Vec<HealthIssue> {
+    let now_us = node.clock().now_us();
+    let issue = |shard: &Shard| {
+        let AheadPartitions { count, topic_id, number, ahead } = shard.ahead_of(now_us)?;
+        let shard_id = wire_shard_id(shard.id());
+        let time = match ahead.as_secs() {
+            seconds if seconds < 2 * 3600 => format!("{} min", seconds / 60),
+            seconds if seconds < 2 * 86_400 => format!("{} h", seconds / 3600),
+            seconds => format!("{} days", seconds / 86_400),
+        };
+        Some(HealthIssue {
+            reason: HealthReason::ClockSkew.into(),
+            shard_id: Some(shard_id),
+            needed_node_ids: Vec::new(),
+            message: format!(
+                "the newest append time of {count} partitions of shard {shard_id} is up to {time} \
+                 in the future (topic id {topic_id}, partition {number}): a clock was wrong when \
+                 they were appended, or is now; later records get that time too, and retention by \
+                 time keeps them as much longer"
+            ),
+        })
+    };
+    node.shards().iter().filter_map(|shard| issue(shard)).collect()
 }
 
 /// Returns an issue for each shard with partitions that this node cannot compact by key.

@@ -230,6 +230,8 @@ metrics! {
         "Readers that started at a fallback because a committed offset was not usable"
     ClockOffset Gauge "helix_clock_offset_seconds" ["node"]
         "Difference of a node's clock from the time that a majority has reached; positive if ahead"
+    AppendTimeAhead Gauge "helix_append_time_ahead_seconds" ["shard"]
+        "Time from now to the newest append time of a shard's partitions, if it is over two minutes"
     RetentionHeld Gauge "helix_retention_held" []
         "1 while retention by time waits for clocks that agree, or for a jumped clock to be steady"
 

@@ -14,6 +14,9 @@ use crate::log::{
 };
 use crate::raft::Command;
 
+/// Trims of one round that are logged one by one.
+const TRIMS_LOGGED_MAX: usize = 20;
+
 /// Longest wait for a proposal of maintenance.
 const PROPOSAL_WAIT_MAX: Duration = Duration::from_secs(5);
 
@@ -132,15 +135,17 @@ async fn propose(shard: &Shard, command: Command) {
 async fn retain(shard: &Shard, touched: Option<HashSet<PartitionId>>) {
     // At time 0 no record is too old.
     let now_us = shard.clock.retention_us().unwrap_or(0);
-    let candidates: Vec<(PartitionId, RetentionPolicy, u64)> = shard.machine.read_state(|state| {
+    let candidates: Vec<RetainedPartition> = shard.machine.read_state(|state| {
         let limited = |partition: &Partition| {
             let policy = RetentionPolicy::from(&*partition.settings);
             let some = policy.time_us.is_some() || policy.bytes.is_some();
-            (some && partition.log_start < partition.next_offset).then_some((
-                partition.id,
+            (some && partition.log_start < partition.next_offset).then_some(RetainedPartition {
+                id: partition.id,
+                topic_id: partition.topic_id,
+                number: partition.number,
                 policy,
-                partition.log_start,
-            ))
+                log_start: partition.log_start,
+            })
         };
         match &touched {
             Some(touched) => {
@@ -150,18 +155,55 @@ async fn retain(shard: &Shard, touched: Option<HashSet<PartitionId>>) {
         }
     });
     let mut starts = Vec::new();
-    for (id, policy, log_start) in candidates {
+    for partition in candidates {
+        let RetainedPartition { id, policy, log_start, .. } = partition;
         let segments: Vec<PartitionSegment> =
             shard.wal.stream_rows(id.0).iter().map(segment).collect();
         let target = log_start_after_retention(policy, now_us, log_start, &segments);
         if target > log_start {
+            if starts.len() < TRIMS_LOGGED_MAX {
+                partition.log_trim(shard.id(), target, &segments);
+            }
             starts.push((id, target));
         }
+    }
+    if let Some(more) = starts.len().checked_sub(TRIMS_LOGGED_MAX).filter(|more| *more > 0) {
+        tracing::info!(shard_id = shard.id(), partitions = more, "retention trims more partitions");
     }
     starts.sort_unstable();
     for part in starts.chunks(ROWS_PER_ENTRY_MAX) {
         let command = Command::control(Head::Shard(ShardCommand::Trim { starts: part.to_vec() }));
         propose(shard, command).await;
+    }
+}
+
+/// A partition with a retention limit.
+#[derive(Debug, Clone, Copy)]
+struct RetainedPartition {
+    id: PartitionId,
+    topic_id: u64,
+    number: u32,
+    policy: RetentionPolicy,
+    log_start: u64,
+}
+
+impl RetainedPartition {
+    /// Logs what retention removes: such records are gone without a request of any client.
+    fn log_trim(&self, shard_id: u64, target: u64, segments: &[PartitionSegment]) {
+        let removed = || segments.iter().filter(|it| it.next > self.log_start && it.first < target);
+        let newest_us = removed().map(|it| it.last_time_us).max().unwrap_or(0);
+        tracing::info!(
+            shard_id,
+            topic_id = self.topic_id,
+            partition = self.number,
+            first_offset = self.log_start,
+            next_offset = target,
+            bytes = removed().map(|it| it.bytes).sum::<u64>(),
+            newest_append_s = newest_us / 1_000_000,
+            retention_s = self.policy.time_us.map(|time_us| time_us / 1_000_000),
+            retention_bytes = self.policy.bytes,
+            "retention trims a partition"
+        );
     }
 }
 

@@ -2,6 +2,7 @@
 //! `append.rs` has the append path and `read.rs` the read path.
 
 mod append;
+mod append_times;
 mod cleaner;
 mod group_sessions;
 mod groups;
@@ -40,6 +41,7 @@ use crate::raft::{
 use crate::sync;
 
 pub use append::{AppendPermit, BatchAck, Durability, NewBatch, PendingAck};
+pub use append_times::AheadPartitions;
 use cleaner::CleanerReport;
 pub use cleaner::{
     CleanerStats, CleanerWorker, CompactedPartition, KeyMapMemory, NextRound, PartitionCleanup,

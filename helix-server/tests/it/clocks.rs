@@ -7,7 +7,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
 use bytes::Bytes;
-use helix_server::clock::{Clock, TokioClock};
+use helix_proto::log::v1::{HealthIssue, HealthReason};
+use helix_server::clock::{Clock, SystemClock, TokioClock};
+use helix_server::config::ServerConfig;
 use helix_server::log::{AccessCommand, BearerToken, CreateToken, TokenError, TokenRecord};
 use helix_server::node::{Node, NodeSettings};
 use helix_server::peer::Network;
@@ -15,8 +17,8 @@ use helix_server::shard::{Durability, ReadFrom};
 use tokio::net::TcpListener;
 
 use crate::simulation::{batch, settings_in};
-use crate::support::soon;
-use crate::trio::{NODES, STEADY, free_port, until};
+use crate::support::{TestServer, soon};
+use crate::trio::{NODES, STEADY, free_port, health, until};
 
 const START_US: u64 = 1_700_000_000_000_000;
 const SECOND_US: u64 = 1_000_000;
@@ -157,4 +159,34 @@ async fn a_wrong_clock_decides_neither_append_times_nor_expiry() {
     for node in nodes.into_values() {
         node.close().await;
     }
+}
+
+/// A clock that is wrong at the start of a single node cannot be recognized then, but by the times
+/// of its records once it is right.
+#[tokio::test]
+async fn records_of_the_future_are_an_issue() {
+    const AHEAD_US: u64 = 10 * 86_400 * SECOND_US;
+    let directory = tempfile::tempdir().unwrap();
+    let wrong = TokioClock::new(SystemClock.now_us() + AHEAD_US);
+    let settings = NodeSettings { clock: wrong, ..settings_in(directory.path(), 1) };
+    let node = Node::open(settings).await.unwrap();
+    let nodes = BTreeMap::from([(1, node)]);
+    let (_, future_us) = append(&nodes, 0).await;
+    assert!(nodes[&1].shards().iter().all(|it| it.ahead_of(nodes[&1].clock().now_us()).is_none()));
+    nodes[&1].close().await;
+    drop(nodes);
+
+    let config = ServerConfig::in_dir(directory.path());
+    let server = TestServer::start(config, Some(directory)).await;
+    let skewed = |issues: Vec<HealthIssue>| {
+        issues.into_iter().find(|issue| issue.reason() == HealthReason::ClockSkew)
+    };
+    let issue = skewed(health(&server).await.issues).expect("an issue");
+    assert!(issue.message.contains("up to 9 days in the future"), "{}", issue.message);
+    assert!(issue.shard_id.is_some() && !health(&server).await.healthy);
+    // A new record follows the time of the record before.
+    let nodes = BTreeMap::from([(1, server.running.node().clone())]);
+    assert!(append(&nodes, 1).await.1 >= future_us);
+    drop(nodes);
+    server.running.shutdown().await;
 }
