@@ -81,7 +81,7 @@ fn findings(snapshot: &ClusterSnapshot, dialled: &[String]) -> Vec<CheckResult> 
         };
         match &node.report {
             Err(error) => {
-                let message = format!("{} {}", node.endpoint, failure(error));
+                let message = format!("{} {}", node.named(), failure(error));
                 let check = if node.has_answered() { "access" } else { "reach" };
                 findings.push(about(check, (CheckStatus::Fail, message)));
             }

@@ -1,6 +1,8 @@
 //! Tests with three nodes: a dev cluster whose nodes are killed, and the demo.
 //! Waits use the commands' own timeouts.
 
+use std::process::{Child, Stdio};
+
 use serde_json::Value;
 
 use crate::harness::{CommandOutput, DevProcess, command, helix, json, outcome, until};
@@ -52,6 +54,44 @@ fn dev_cluster_survives_a_killed_leader() {
     until("all replicas are reachable", || {
         rows(&dev, "shards").iter().all(|row| row["role"] != "unreachable")
     });
+}
+
+#[test]
+fn cluster_that_starts_is_healthy_once_all_members_answer() {
+    let port: u16 = DevProcess::free_port(3).parse().unwrap();
+    let addresses: Vec<String> = (port..port + 3).map(|port| format!("127.0.0.1:{port}")).collect();
+    let mut dev = command(&["dev", "--memory", "--port", &port.to_string()]);
+    let mut dev = dev.stdin(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
+    // Each run knows one node, so the other members come from the cluster.
+    let watches = addresses.iter().map(|address| {
+        let args = [&HEALTHY[..], &["-o", "json", "--addr", address]].concat();
+        let mut watch = command(&args);
+        watch.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    });
+    let watches: Vec<Child> = watches.collect();
+    for (watch, address) in watches.into_iter().zip(&addresses) {
+        let ended = watch.wait_with_output().unwrap();
+        let stdout = String::from_utf8(ended.stdout).unwrap();
+        let stderr = String::from_utf8(ended.stderr).unwrap();
+        assert!(ended.status.success(), "{address}: {stdout}{stderr}");
+        let states = serde_json::Deserializer::from_str(&stdout).into_iter::<Value>();
+        let states: Vec<Value> = states.map(Result::unwrap).collect();
+        for state in &states {
+            let nodes = state["nodes"].as_array().unwrap();
+            let is_healthy = state["healthy"] == true;
+            assert!(!is_healthy || nodes.len() == 3, "{address}: {state}");
+            assert!(
+                is_healthy || state["issues"] != Value::Array(Vec::new()),
+                "{address}: {state}"
+            );
+        }
+        assert_eq!(states.last().unwrap()["healthy"], true, "{stdout}");
+        for text in [&stdout, &stderr] {
+            assert!(!text.contains("of  is") && !text.contains("nodes  are"), "{text}");
+        }
+    }
+    helix(&["dev", "stop", "--port", &port.to_string()], "");
+    assert!(dev.wait().unwrap().success());
 }
 
 #[test]

@@ -58,6 +58,8 @@ impl ClusterHandler {
         let lost: Vec<&PeerStatus> = peers.iter().filter(|peer| !peer.connected).collect();
         issues.extend(lost.iter().map(|peer| node_down(peer)));
         let lost: Vec<u64> = lost.iter().map(|peer| peer.node_id).collect();
+        let registered: Vec<u64> = self.node.nodes().iter().map(|it| it.node_id).collect();
+        issues.extend(unregistered(&self.node.cluster().nodes(), &registered, &lost));
         issues.extend(leaderless(0, self.node.cluster().leader_hint().is_some(), &lost));
         let node_id = self.node.cluster().node_id();
         let own_damage = self.node.cluster().replica().damage();
@@ -358,6 +360,19 @@ fn node_down(peer: &PeerStatus) -> HealthIssue {
     }
 }
 
+/// Returns an issue for each voter that has no address for clients yet. Unreachable voters have an
+/// issue already.
+fn unregistered(voters: &[u64], registered: &[u64], lost: &[u64]) -> Vec<HealthIssue> {
+    let missing = voters.iter().filter(|id| !registered.contains(id) && !lost.contains(id));
+    let issue = |node_id: &u64| HealthIssue {
+        reason: HealthReason::NodeDown.into(),
+        shard_id: None,
+        needed_node_ids: vec![*node_id],
+        message: format!("node {node_id} is starting and has not registered an address yet"),
+    };
+    missing.map(issue).collect()
+}
+
 /// Returns the issue of a shard without a leader, which needs the unreachable nodes back.
 fn leaderless(shard_id: u64, has_leader: bool, lost: &[u64]) -> Option<HealthIssue> {
     let shard_id = wire_shard_id(shard_id);
@@ -511,6 +526,18 @@ fn shard_status(shard: &Shard, status: ShardStatus, live_bytes: u64) -> wire::Sh
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn voter_without_an_address_is_an_issue() {
+        let needed = |registered: &[u64], lost: &[u64]| -> Vec<u64> {
+            let issues = unregistered(&[1, 2, 3], registered, lost);
+            issues.iter().flat_map(|issue| issue.needed_node_ids.clone()).collect()
+        };
+        assert_eq!(needed(&[1, 2, 3], &[]), Vec::<u64>::new());
+        assert_eq!(needed(&[1, 2], &[]), [3]);
+        assert_eq!(needed(&[1], &[3]), [2]);
+        assert_eq!(needed(&[1, 2, 3, 4], &[]), Vec::<u64>::new());
+    }
 
     #[test]
     fn lag_is_what_a_replica_lacks_not_the_length_of_the_log() {

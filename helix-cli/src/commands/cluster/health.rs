@@ -140,12 +140,7 @@ impl ClusterHealth {
                     reason: reason.map_or_else(|| name(HealthReason::NodeDown), str::to_owned),
                     shard_id: None,
                     needed_node_ids: if is_down { vec![node.node_id] } else { Vec::new() },
-                    message: format!(
-                        "node {} at {} {}",
-                        node.node_id,
-                        node.endpoint,
-                        failure(error)
-                    ),
+                    message: format!("{} {}", node.named(), failure(error)),
                     reported_by: Vec::new(),
                 }
             })
@@ -169,6 +164,9 @@ impl ClusterHealth {
             for issue in &report.health.issues {
                 add(&mut issues, node_id, issue);
             }
+        }
+        for shard in snapshot.shard_routes().into_values().filter(|it| it.replicas.is_empty()) {
+            add_forming(&mut issues, shard.shard_id);
         }
         if snapshot.nodes.is_empty() && issues.is_empty() {
             issues.push(Issue {
@@ -295,6 +293,20 @@ fn add(issues: &mut Vec<Issue>, node_id: u64, issue: &HealthIssue) {
     }
 }
 
+/// Adds the issue of a shard without members, unless a node reports that it has no leader.
+fn add_forming(issues: &mut Vec<Issue>, shard_id: u32) {
+    let reason = name(HealthReason::NoLeader);
+    if !issues.iter().any(|it| it.reason == reason && it.shard_id == Some(shard_id)) {
+        issues.push(Issue {
+            reason,
+            shard_id: Some(shard_id),
+            needed_node_ids: Vec::new(),
+            message: format!("shard {shard_id} has no members yet; it is still forming"),
+            reported_by: Vec::new(),
+        });
+    }
+}
+
 /// Returns a time without its fraction: `2026-01-31T10:00:00Z`.
 fn time_of_day(time: SystemTime) -> String {
     let mut time = Timestamp::from(time);
@@ -392,6 +404,31 @@ mod tests {
         let health = ClusterHealth::of(&snapshot);
         assert!(!health.healthy && health.verdict().is_err(), "{}", health.text());
         assert!(health.text().contains("still forming"), "{}", health.text());
+    }
+
+    #[test]
+    fn shard_without_members_is_not_healthy() {
+        let mut snapshot = snapshot();
+        snapshot.nodes.pop();
+        assert!(ClusterHealth::of(&snapshot).healthy);
+        for node in &mut snapshot.nodes {
+            let Ok(report) = &mut node.report else { panic!("it answers") };
+            report.metadata.shards[1].replicas.clear();
+        }
+        let health = ClusterHealth::of(&snapshot);
+        assert!(!health.healthy && health.verdict().is_err(), "{}", health.text());
+        assert!(health.text().contains("shard 1 has no members yet"), "{}", health.text());
+        assert_eq!(health.needed, None);
+    }
+
+    #[test]
+    fn member_without_an_address_is_not_healthy() {
+        let mut snapshot = snapshot();
+        snapshot.nodes[2].endpoint.clear();
+        let health = ClusterHealth::of(&snapshot);
+        assert!(!health.healthy && health.verdict().is_err(), "{}", health.text());
+        assert!(health.text().contains("node 3 does not answer"), "{}", health.text());
+        assert!(health.text().contains("2 of 3 nodes answer"), "{}", health.text());
     }
 
     #[test]

@@ -27,10 +27,13 @@ impl NeededNodes {
     /// Returns what is needed for each shard that has too few voters for a leader.
     pub(crate) fn of(snapshot: &ClusterSnapshot) -> Vec<Self> {
         let mut all: Vec<Self> = Vec::new();
-        let Some(metadata) = snapshot.metadata() else { return all };
-        for shard in &metadata.shards {
+        for shard in snapshot.shard_routes().into_values() {
             let voters = shard.replicas.iter().filter(|node| !shard.learners.contains(node));
             let voters: Vec<u64> = voters.copied().collect();
+            // A shard that is still being formed has no voters; then no node is known to be needed.
+            if voters.is_empty() {
+                continue;
+            }
             let lost = voters.iter().copied().filter(|node| !snapshot.is_reachable(*node));
             let mut lost: Vec<u64> = lost.collect();
             lost.sort_unstable();
@@ -87,6 +90,7 @@ pub(crate) fn list(numbers: &[u64]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::snapshot::tests::snapshot;
     use super::*;
 
     fn needed(count: usize, lost: &[u64]) -> NeededNodes {
@@ -107,5 +111,15 @@ mod tests {
         let described = NeededNodes::describe(&[needed(1, &[2, 3]), other]).unwrap();
         assert_eq!(described, "the shards 1, 2 have no majority; either of 2, 3 is needed");
         assert_eq!(NeededNodes::describe(&[]), None);
+    }
+
+    #[test]
+    fn shard_without_voters_needs_no_node() {
+        let mut snapshot = snapshot();
+        for node in &mut snapshot.nodes {
+            let Ok(report) = &mut node.report else { continue };
+            report.metadata.shards.iter_mut().for_each(|shard| shard.replicas.clear());
+        }
+        assert_eq!(NeededNodes::of(&snapshot), []);
     }
 }

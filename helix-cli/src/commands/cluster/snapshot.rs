@@ -8,15 +8,19 @@ use anyhow::Context;
 use futures_util::future::join_all;
 use helix_client::proto::log::v1::{
     ErrorReason, GetHealthResponse, GetNodeStatusResponse, HealthReason, LeaderHint, Metadata,
-    Node, ShardStatus,
+    Node, ShardRoute, ShardStatus,
 };
 use helix_client::{Admin, Client, Config, Error, Origin};
+use tonic::Status;
 
 use crate::args::GlobalArgs;
 use crate::connect::config;
 
 /// Timeout of a request to a node; a slower node counts as down.
 const REPORT_MAX: Duration = Duration::from_secs(2);
+
+/// Error of a member without an address for clients.
+const UNREGISTERED: &str = "it has not registered an address with the cluster yet";
 
 /// The reports of all nodes of a cluster.
 #[derive(Debug)]
@@ -33,10 +37,26 @@ pub(crate) struct ClusterSnapshot {
 #[derive(Debug)]
 pub(crate) struct NodeSnapshot {
     pub(crate) node_id: u64,
+    /// Address for clients; empty until the node has registered it with the cluster.
     pub(crate) endpoint: String,
     /// Unix domain socket at which the node was called, in place of its endpoint.
     pub(crate) socket: Option<String>,
     pub(crate) report: Result<NodeReport, Error>,
+}
+
+impl NodeSnapshot {
+    /// Returns "node 2 at 127.0.0.1:9093", or "node 2" while its address is not known.
+    pub(crate) fn named(&self) -> String {
+        match self.endpoint.as_str() {
+            "" => format!("node {}", self.node_id),
+            endpoint => format!("node {} at {endpoint}", self.node_id),
+        }
+    }
+
+    /// Returns true if the node has answered, with a report or with an error.
+    pub(crate) fn has_answered(&self) -> bool {
+        self.report.as_ref().map_or_else(|error| error.origin == Origin::Service, |_| true)
+    }
 }
 
 /// The responses of a node. None has topics, so their size does not depend on the partitions.
@@ -73,9 +93,10 @@ impl ClusterSnapshot {
             let refusal = silent.into_iter().map(|(_, error)| error).find(is_refusal);
             return Err(refusal.unwrap_or(last)).with_context(of_query);
         }
+        let unregistered = unregistered_members(&found);
         let known = known_nodes(found);
         silent.retain(|(addr, _)| !known.values().any(|endpoint| endpoint == addr));
-        let nodes =
+        let mut nodes =
             join_all(known.into_iter().map(|(id, addr)| request_report(&admin, id, addr))).await;
         // Without any report, what a refused caller sees is no state of the cluster.
         let mut errors = nodes.iter().filter_map(|node| node.report.as_ref().err());
@@ -84,6 +105,8 @@ impl ClusterSnapshot {
         {
             return Err(refusal.clone()).with_context(of_query);
         }
+        nodes.extend(unregistered);
+        nodes.sort_by_key(|node| node.node_id);
         Ok(Self { nodes, silent, removed: Vec::new() }.without_removed())
     }
 
@@ -123,6 +146,22 @@ impl ClusterSnapshot {
     pub(crate) fn metadata(&self) -> Option<&Metadata> {
         let all = self.reports().map(|(_, report)| &report.metadata);
         all.max_by_key(|metadata| metadata.version)
+    }
+
+    /// Returns the route of each shard, from the newest metadata in which it has voters. A node that
+    /// has just created a replica, or rebuilds one, does not know them.
+    pub(crate) fn shard_routes(&self) -> BTreeMap<u32, &ShardRoute> {
+        let age = |(metadata, shard): &(&Metadata, &ShardRoute)| {
+            (!shard.replicas.is_empty(), metadata.version)
+        };
+        let mut newest: BTreeMap<u32, (&Metadata, &ShardRoute)> = BTreeMap::new();
+        for (_, NodeReport { metadata, .. }) in self.reports() {
+            for shard in &metadata.shards {
+                let known = newest.entry(shard.shard_id).or_insert((metadata, shard));
+                *known = std::cmp::max_by_key(*known, (metadata, shard), age);
+            }
+        }
+        newest.into_iter().map(|(id, (_, shard))| (id, shard)).collect()
     }
 
     /// Returns the leader of each shard that any node knows, from the report with the highest term.
@@ -176,13 +215,6 @@ impl ClusterSnapshot {
     }
 }
 
-impl NodeSnapshot {
-    /// Returns true if the node has answered, with a report or with an error.
-    pub(crate) fn has_answered(&self) -> bool {
-        self.report.as_ref().map_or_else(|error| error.origin == Origin::Service, |_| true)
-    }
-}
-
 /// Returns true if a node refuses the caller: its token, or for want of a right.
 pub(crate) fn is_refusal(error: &Error) -> bool {
     matches!(error.reason, Some(ErrorReason::PermissionDenied | ErrorReason::Unauthenticated))
@@ -221,6 +253,26 @@ fn known_nodes(mut metadata: Vec<Metadata>) -> BTreeMap<u64, String> {
     nodes.map(|Node { node_id, endpoint, .. }| (node_id, endpoint)).collect()
 }
 
+/// Returns the members of the cluster that have not registered an address yet, as nodes that do
+/// not answer. The members are the replicas of shard 0 in the newest metadata.
+fn unregistered_members(metadata: &[Metadata]) -> Vec<NodeSnapshot> {
+    let Some(newest) = metadata.iter().map(|it| it.version).max() else { return Vec::new() };
+    let newest = metadata.iter().filter(|it| it.version == newest);
+    let shard0 = newest.flat_map(|it| it.shards.iter().filter(|shard| shard.shard_id == 0));
+    let members: BTreeSet<u64> =
+        shard0.flat_map(|shard| shard.replicas.iter().chain(&shard.learners)).copied().collect();
+    let is_registered =
+        |id: u64| metadata.iter().flat_map(|it| &it.nodes).any(|node| node.node_id == id);
+    let unregistered = members.into_iter().filter(|id| !is_registered(*id));
+    let node = |node_id| NodeSnapshot {
+        node_id,
+        endpoint: String::new(),
+        socket: None,
+        report: Err(Error::from_status(&Status::unavailable(UNREGISTERED))),
+    };
+    unregistered.map(node).collect()
+}
+
 async fn request_report(admin: &Admin, node_id: u64, endpoint: String) -> NodeSnapshot {
     let responses = tokio::join!(
         admin.node_metadata(&endpoint),
@@ -238,9 +290,6 @@ async fn request_report(admin: &Admin, node_id: u64, endpoint: String) -> NodeSn
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use helix_client::proto::log::v1::ShardRoute;
-    use tonic::Status;
-
     use super::*;
 
     pub(crate) fn hint(node_id: u64, term: u64) -> Option<LeaderHint> {
@@ -359,6 +408,38 @@ pub(crate) mod tests {
         let (metadata, silent) = split(&addresses, vec![down, Ok(metadata(1, None))]);
         assert_eq!(silent[0].0, "n9");
         assert_eq!(known_nodes(metadata).into_keys().collect::<Vec<_>>(), [1, 2, 3]);
+    }
+
+    #[test]
+    fn route_is_from_a_node_that_knows_the_voters() {
+        let mut snapshot = snapshot();
+        let Ok(two) = &mut snapshot.nodes[1].report else { panic!("it answers") };
+        two.metadata.shards[1].replicas.clear();
+        assert_eq!(snapshot.shard_routes()[&1].replicas, [1, 2, 3]);
+        let Ok(two) = &mut snapshot.nodes[1].report else { panic!("it answers") };
+        two.metadata.shards[1].replicas = vec![2, 3];
+        assert_eq!(snapshot.shard_routes()[&1].replicas, [2, 3]);
+    }
+
+    #[test]
+    fn member_without_an_address_is_a_node_that_does_not_answer() {
+        let unregistered = |metadata: &[Metadata]| -> Vec<u64> {
+            unregistered_members(metadata).iter().map(|node| node.node_id).collect()
+        };
+        let mut starting = metadata(3, None);
+        starting.nodes.truncate(2);
+        assert_eq!(unregistered(&[starting.clone()]), [3]);
+        assert_eq!(unregistered(&[metadata(3, None)]), Vec::<u64>::new());
+        // A node that knows more counts, whichever answers first.
+        assert_eq!(unregistered(&[starting.clone(), metadata(3, None)]), Vec::<u64>::new());
+        // A node that was removed is in the older metadata only.
+        let mut removed = metadata(2, None);
+        removed.shards[0].replicas.push(4);
+        assert_eq!(unregistered(&[metadata(3, None), removed]), Vec::<u64>::new());
+        // A node that is being added is a learner first.
+        let mut joining = metadata(4, None);
+        joining.shards[0].learners.push(4);
+        assert_eq!(unregistered(&[joining]), [4]);
     }
 
     #[test]
