@@ -130,7 +130,8 @@ pub(crate) fn of(reason: ErrorReason) -> ReasonText {
         R::UndecodableBatch => text(
             "the content of a batch is not records; nothing is damaged",
             "a producer wrote other bytes than records, to a topic that does not validate them",
-            "helix consume TOPIC --skip-undecodable   reads all other records\n\
+            "helix consume TOPIC --skip-undecodable   reads all other records; also with --group, \
+             and helix tail\n\
              helix topic alter TOPIC --validate-records on   rejects such batches\n\
              correct the producer; docs/clients.md has test vectors",
         ),

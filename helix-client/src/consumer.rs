@@ -2,7 +2,7 @@
 //!
 //! The client verifies the checksum of every batch over the bytes that the producer sent.
 
-mod decode;
+pub(crate) mod decode;
 mod node_groups;
 mod read_turns;
 mod replica_selector;
@@ -156,8 +156,8 @@ pub struct ReadOptions {
     /// beginning. Partitions of a topic above the highest start count as added. Such a
     /// subscription has no end. Default: no.
     pub new_partitions: bool,
-    /// Skip batches whose content is not records, and list them in [`Records::undecodable`]. Only
-    /// for subscriptions. Default: no, they end with `UNDECODABLE_BATCH` after the records before.
+    /// Skip batches whose content is not records, and list them in [`Records::undecodable`].
+    /// Default: no, reads fail with `UNDECODABLE_BATCH` after the records before.
     pub skip_undecodable: bool,
     /// Reaction of a subscription to a recreated topic; a fetch always fails. Default: fail.
     pub on_recreate: OnRecreate,
@@ -229,7 +229,8 @@ pub struct Records {
     pub watermarks: Watermarks,
     /// Id of the topic; 0 if the service does not state it.
     pub topic_id: u64,
-    /// Batches that were skipped, with [`ReadOptions::skip_undecodable`].
+    /// Batches that were skipped, with [`ReadOptions::skip_undecodable`] or
+    /// [`GroupConsumerBuilder::skip_undecodable`](crate::GroupConsumerBuilder::skip_undecodable).
     pub undecodable: Vec<UndecodableBatch>,
 }
 
@@ -301,14 +302,17 @@ impl Consumer {
     /// # Errors
     /// `OFFSET_OUT_OF_RANGE` (use another position or `clamp`), `TOPIC_RECREATED` if a topic does
     /// not have the stated id, another rejection of the service, `CORRUPT_LOG` for corrupt bytes,
-    /// or the last failure if a leader is unreachable.
+    /// or the last failure if a leader is unreachable. `UNDECODABLE_BATCH` if a partition begins
+    /// with a batch whose content is not records, unless [`ReadOptions::skip_undecodable`] is set;
+    /// records before such a batch are returned.
     pub async fn fetch(
         &self,
         starts: &[ReadStart],
         options: &FetchOptions,
     ) -> Result<Vec<Records>> {
         let fetched = self.fetch_encoded(starts, options).await?;
-        fetched.into_iter().map(Batches::decode).collect()
+        let skips = options.read.skip_undecodable;
+        fetched.into_iter().map(|batches| decode::available(batches, skips)).collect()
     }
 
     /// Like [`Consumer::fetch`], but returns the stored batches.

@@ -138,7 +138,10 @@ pub(crate) struct ConsumeArgs {
     #[arg(short = 'F', long)]
     pub(crate) follow: bool,
     /// Skip batches whose content is not records, and name them
-    #[arg(long, conflicts_with = "group")]
+    ///
+    /// Without it, the read ends with exit code 4 after the records before such a batch. A member of
+    /// a group commits them, and with this flag also what it skips.
+    #[arg(long)]
     pub(crate) skip_undecodable: bool,
     #[command(flatten)]
     pub(crate) recreate: RecreateArgs,
@@ -163,6 +166,9 @@ pub(crate) struct TailArgs {
     /// Keep running and print new records
     #[arg(short = 'F', long)]
     pub(crate) follow: bool,
+    /// Skip batches whose content is not records, and name them
+    #[arg(long)]
+    pub(crate) skip_undecodable: bool,
     #[command(flatten)]
     pub(crate) recreate: RecreateArgs,
     #[command(flatten)]

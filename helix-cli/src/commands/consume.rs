@@ -7,6 +7,7 @@ use helix_client::{
 };
 
 use super::records::RecordPrinter;
+use super::skipped::SkippedBatches;
 use crate::args::{ConsumeArgs, GlobalArgs};
 use crate::connect::connect;
 use crate::exit::{CliError, Exit};
@@ -129,13 +130,12 @@ pub(crate) async fn read(
     if starts.is_empty() || remaining == 0 {
         return Ok(());
     }
+    let mut skipped = SkippedBatches::default();
     let mut subscription = client.consumer().subscribe(starts, options);
     while let Some(event) = subscription.next().await {
         match event {
             Ok(Event::Data(data)) => {
-                for skipped in &data.undecodable {
-                    message!("skipped: {}", skipped.message);
-                }
+                skipped.add(&data.undecodable);
                 for record in &data.records {
                     printer.print(&data.topic, data.partition, record)?;
                     remaining -= 1;

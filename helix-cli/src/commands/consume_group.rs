@@ -11,6 +11,7 @@ use helix_client::{
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 
 use super::records::RecordPrinter;
+use super::skipped::SkippedBatches;
 use crate::args::{ConsumeArgs, GlobalArgs};
 use crate::connect::connect;
 use crate::exit::{self, CliError, Exit};
@@ -37,6 +38,7 @@ pub(crate) async fn run(global: &GlobalArgs, args: &ConsumeArgs) -> anyhow::Resu
         .client_name("helix consume")
         .start(args.start.into())
         .auto_commit(AutoCommit::Off)
+        .skip_undecodable(args.skip_undecodable)
         .join();
     let mut reading = GroupReading {
         consumer,
@@ -45,6 +47,7 @@ pub(crate) async fn run(global: &GlobalArgs, args: &ConsumeArgs) -> anyhow::Resu
         quiet: global.quiet,
         remaining: args.max_records.unwrap_or(u64::MAX),
         printed: BTreeMap::new(),
+        skipped: SkippedBatches::default(),
         behind: BTreeSet::new(),
         has_assigned: false,
         uncommitted: None,
@@ -78,6 +81,7 @@ struct GroupReading {
     remaining: u64,
     /// Offsets after the printed records that are not committed yet.
     printed: BTreeMap<AssignedPartition, u64>,
+    skipped: SkippedBatches,
     /// Partitions that have records to print, without --follow.
     behind: BTreeSet<AssignedPartition>,
     /// Partitions were assigned at least once.
@@ -174,6 +178,8 @@ impl GroupReading {
             Some(last) if count < data.records.len() => last.offset + 1,
             _ => data.next_offset,
         };
+        let passed = data.undecodable.iter().filter(|skipped| skipped.first_offset < next);
+        self.skipped.add(passed);
         self.printed.insert(AssignedPartition::from(data), next);
         Ok(())
     }

@@ -20,6 +20,7 @@ pub(crate) mod produce;
 pub(crate) mod quota;
 pub(crate) mod records;
 pub(crate) mod server;
+mod skipped;
 pub(crate) mod tail;
 pub(crate) mod top;
 pub(crate) mod topic;

@@ -250,4 +250,24 @@ fn undecodable_batch_is_rejected_or_named_and_skipped() {
     let skipped = node.run(&["consume", "orders", "--skip-undecodable"], "");
     assert_eq!((skipped.code, skipped.stdout.as_str()), (0, "a\nb\n"), "{skipped:?}");
     assert!(skipped.stderr.contains("skipped: batch at offset 1"), "{skipped:?}");
+    assert!(skipped.stderr.contains("skipped 1 batch with 2 records"), "{skipped:?}");
+
+    let tail = ["tail", "orders"];
+    let stopped = node.run(&tail, "");
+    assert_eq!((stopped.code, stopped.stdout.as_str()), (4, "a\n"), "{stopped:?}");
+    assert!(stopped.stderr.contains("(UNDECODABLE_BATCH)"), "{stopped:?}");
+    let skipped = node.run(&[&tail[..], &["--skip-undecodable"]].concat(), "");
+    assert_eq!((skipped.code, skipped.stdout.as_str()), (0, "a\nb\n"), "{skipped:?}");
+
+    // A member of a group prints and commits what is before the batch, and then passes it.
+    let read = ["consume", "orders", "--group", "billing"];
+    let stopped = node.run(&read, "");
+    assert_eq!((stopped.code, stopped.stdout.as_str()), (4, "a\n"), "{stopped:?}");
+    assert!(stopped.stderr.contains("(UNDECODABLE_BATCH)"), "{stopped:?}");
+    let stopped = node.run(&read, "");
+    assert_eq!((stopped.code, stopped.stdout.as_str()), (4, ""), "{stopped:?}");
+    let skipped = node.run(&[&read[..], &["--skip-undecodable"]].concat(), "");
+    assert_eq!((skipped.code, skipped.stdout.as_str()), (0, "b\n"), "{skipped:?}");
+    assert!(skipped.stderr.contains("skipped: batch at offset 1"), "{skipped:?}");
+    assert_eq!(node.ok(&read), "", "what was skipped is committed");
 }

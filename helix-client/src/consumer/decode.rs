@@ -96,10 +96,24 @@ pub(super) fn records(batches: Batches) -> Result<Records> {
     }
 }
 
+/// Like [`readable`], but fails only if there is no record before the first batch that is not
+/// decodable.
+///
+/// # Errors
+/// `UNDECODABLE_BATCH`, with the partition.
+pub(super) fn available(batches: Batches, skips: bool) -> Result<Records> {
+    match readable(batches, skips) {
+        (records, Some(error)) if records.records.is_empty() => {
+            Err(error.with_partition(&records.topic, records.partition))
+        }
+        (records, _) => Ok(records),
+    }
+}
+
 /// Decodes the records up to the first batch that is not decodable, and returns its error.
 ///
 /// With `skips` such batches are skipped and listed instead.
-pub(super) fn readable(batches: Batches, skips: bool) -> (Records, Option<Error>) {
+pub(crate) fn readable(batches: Batches, skips: bool) -> (Records, Option<Error>) {
     let Batches {
         topic,
         partition,
@@ -134,7 +148,7 @@ pub(super) fn readable(batches: Batches, skips: bool) -> (Records, Option<Error>
                 });
             }
             Err(error) => {
-                all.next_offset = stored.first_offset;
+                all.next_offset = stored.first_offset.max(start_offset);
                 return (all, Some(error));
             }
         }
@@ -305,6 +319,18 @@ mod tests {
         let offsets: Vec<_> = records.records.iter().map(|record| record.offset).collect();
         assert_eq!((offsets, records.next_offset), (vec![3, 5], 6));
         assert_eq!(records.undecodable[0].first_offset, 4);
+    }
+
+    #[test]
+    fn read_that_starts_within_an_undecodable_batch_stays_there() {
+        let mut garbage = stored(4, &["x", "y"]);
+        garbage.batch = Some(batch::from_payload(2, Bytes::from_static(&[0x0A, 0, 0x0A, 2, 0, 0])));
+        let read = batches(partition(5, vec![garbage], 6), Some(5), None).unwrap();
+        let (records, error) = readable(read.clone(), false);
+        assert!(error.unwrap().is(ErrorReason::UndecodableBatch));
+        assert_eq!(records.next_offset, 5);
+        let error = available(read, false).unwrap_err();
+        assert_eq!(error.topic_partition, Some(("orders".to_owned(), 1)));
     }
 
     #[test]

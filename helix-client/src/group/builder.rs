@@ -37,6 +37,7 @@ pub struct GroupConsumerBuilder {
     pub(super) start: StartPolicy,
     pub(super) auto_commit: AutoCommit,
     pub(super) buffer_bytes: usize,
+    pub(super) skips_undecodable: bool,
 }
 
 impl GroupConsumerBuilder {
@@ -54,6 +55,7 @@ impl GroupConsumerBuilder {
             start: StartPolicy::default(),
             auto_commit: AutoCommit::default(),
             buffer_bytes: 16 << 20,
+            skips_undecodable: false,
         }
     }
 
@@ -131,6 +133,15 @@ impl GroupConsumerBuilder {
     #[must_use]
     pub fn buffer_bytes(mut self, bytes: usize) -> Self {
         self.buffer_bytes = bytes;
+        self
+    }
+
+    /// Skips batches whose content is not records, and lists them in
+    /// [`Records::undecodable`](crate::Records::undecodable). They are committed as read. Default:
+    /// no, [`GroupConsumer::next`] fails with `UNDECODABLE_BATCH` after the records before.
+    #[must_use]
+    pub fn skip_undecodable(mut self, skips: bool) -> Self {
+        self.skips_undecodable = skips;
         self
     }
 

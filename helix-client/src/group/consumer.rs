@@ -19,7 +19,7 @@ use super::membership::MemberHandle;
 use super::readers::Readers;
 use super::starts::ResolvedStart;
 use super::{AssignedPartition, GroupEvent, GroupKey, OwnershipId, StartPolicy};
-use crate::consumer::{Batches, Records};
+use crate::consumer::{Batches, Records, decode};
 use crate::error::{Error, Result};
 
 /// A member of a consumer group that reads its partitions.
@@ -36,6 +36,7 @@ pub struct GroupConsumer {
     start: StartPolicy,
     is_auto_commit: bool,
     is_static: bool,
+    skips_undecodable: bool,
     partitions: BTreeMap<GroupKey, ReadPartition>,
     /// Partitions whose start is being resolved.
     starting: JoinSet<Vec<ResolvedStart>>,
@@ -106,6 +107,7 @@ impl GroupConsumer {
             start: builder.start,
             is_auto_commit: matches!(builder.auto_commit, AutoCommit::Every(_)),
             is_static,
+            skips_undecodable: builder.skips_undecodable,
             partitions: BTreeMap::new(),
             starting: JoinSet::new(),
             assigned: Vec::new(),
@@ -127,7 +129,8 @@ impl GroupConsumer {
     /// # Errors
     /// An error that names a partition (`topic_partition`) stops only that partition, until a
     /// [`GroupConsumer::seek`]: `OFFSET_OUT_OF_RANGE`, `NO_COMMITTED_OFFSET` and `TOPIC_RECREATED`
-    /// as [`StartPolicy`] says, or `CORRUPT_LOG`. A failed automatic commit is reported unless it
+    /// as [`StartPolicy`] says, or `CORRUPT_LOG`. `UNDECODABLE_BATCH` follows the records before the
+    /// batch, which can be committed; see [`GroupConsumerBuilder::skip_undecodable`]. A failed automatic commit is reported unless it
     /// is repeated. Other errors end the consumer: a rejected join, `MEMBER_NAME_IN_USE` if another
     /// process has taken over the static name, `UNIMPLEMENTED` if the cluster has no groups yet.
     pub async fn next(&mut self) -> Option<Result<GroupEvent<Records>>> {
@@ -145,20 +148,23 @@ impl GroupConsumer {
             Ok(GroupEvent::Lost(partitions)) => return Some(Ok(GroupEvent::Lost(partitions))),
             Err(error) => return Some(Err(error)),
         };
-        let (partition, start) = (AssignedPartition::from(&batches), batches.start_offset);
-        match batches.decode() {
-            Ok(records) => Some(Ok(GroupEvent::Data(records))),
-            Err(error) => {
-                // Not the application's yet.
-                self.yielded = None;
-                if let Some(read) = self.partitions.get_mut(&partition.key()) {
-                    (read.position, read.is_stopped) = (Some(start), true);
-                }
-                self.discard([partition.key()]);
-                self.read_partitions();
-                Some(Err(error.with_partition(&partition.topic, partition.partition)))
-            }
+        let (records, failure) = decode::readable(batches, self.skips_undecodable);
+        let Some(error) = failure else { return Some(Ok(GroupEvent::Data(records))) };
+        let error = error.with_partition(&records.topic, records.partition);
+        let key = AssignedPartition::from(&records).key();
+        if let Some(read) = self.partitions.get_mut(&key) {
+            // The batch is not the application's.
+            (read.position, read.is_stopped) = (Some(records.next_offset), true);
         }
+        self.discard([key]);
+        self.read_partitions();
+        if records.records.is_empty() {
+            self.yielded = None;
+            return Some(Err(error));
+        }
+        // Reported by the next call, after the records before it.
+        self.errors.push_back(error);
+        Some(Ok(GroupEvent::Data(records)))
     }
 
     /// Like [`GroupConsumer::next`], but returns the stored batches.
@@ -292,6 +298,9 @@ impl GroupConsumer {
         self.discard([key]);
         self.committer.remove(key);
         self.yielded.take_if(|yielded| *yielded == key);
+        // What has stopped it does not concern the new position.
+        let named = Some((partition.topic.clone(), partition.partition));
+        self.errors.retain(|error| error.topic_partition != named);
         if let Some(read) = self.partitions.get_mut(&key) {
             (read.position, read.committed, read.is_stopped) = (Some(offset), None, false);
         }

@@ -30,6 +30,7 @@ mod golden;
 mod group_consumer;
 mod group_limits;
 mod group_pages;
+mod group_poison;
 mod groups;
 mod kill;
 mod limits;
