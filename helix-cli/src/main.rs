@@ -32,6 +32,7 @@ mod reasons;
 mod report;
 mod result_schemas;
 mod schema;
+mod stdout_reader;
 mod style;
 mod template;
 mod tls;

@@ -88,6 +88,8 @@ const OUTPUT_AND_INTERRUPTS: &str = "\
 
 If the reader of standard output has gone (`helix consume orders | head`), the exit code is 0 only
 if everything else succeeded. A failure keeps its exit code, and a command does all of its work.
+Commands without an end (`--follow`, `--watch`, `top`) stop as soon as the reader has gone, also
+while they have nothing to print; a member of a group commits and leaves.
 
 ## Interrupts
 

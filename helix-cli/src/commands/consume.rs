@@ -14,6 +14,7 @@ use crate::exit::{CliError, Exit};
 use crate::offset_lookup::{self, PartitionBounds};
 use crate::output::message;
 use crate::position::{PositionArg, PositionRange};
+use crate::stdout_reader;
 
 pub(crate) async fn run(global: &GlobalArgs, args: &ConsumeArgs) -> anyhow::Result<()> {
     let range = args.range()?;
@@ -132,7 +133,16 @@ pub(crate) async fn read(
     }
     let mut skipped = SkippedBatches::default();
     let mut subscription = client.consumer().subscribe(starts, options);
-    while let Some(event) = subscription.next().await {
+    let gone = stdout_reader::gone();
+    tokio::pin!(gone);
+    loop {
+        let event = tokio::select! {
+            biased;
+            event = subscription.next() => event,
+            // A read with an end reports its failures even if their output has no reader.
+            closed = &mut gone, if follow => return Err(closed.into()),
+        };
+        let Some(event) = event else { break };
         match event {
             Ok(Event::Data(data)) => {
                 skipped.add(&data.undecodable);

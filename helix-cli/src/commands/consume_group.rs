@@ -18,6 +18,7 @@ use crate::exit::{self, CliError, Exit};
 use crate::interrupt;
 use crate::offset_lookup;
 use crate::output::message;
+use crate::stdout_reader;
 
 /// Interval of commits while records are printed.
 const COMMIT_INTERVAL: Duration = Duration::from_secs(1);
@@ -96,10 +97,13 @@ impl GroupReading {
     async fn read(&mut self) -> anyhow::Result<()> {
         let mut ticks = interval(END_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let gone = stdout_reader::gone();
+        tokio::pin!(gone);
         while self.remaining > 0 {
             let event = tokio::select! {
                 biased;
                 event = self.consumer.next() => event,
+                closed = &mut gone, if self.follow => return Err(closed.into()),
                 _ = ticks.tick() => {
                     self.commit_if_due().await?;
                     if self.follow || !self.behind.is_empty() || !self.has_joined() {

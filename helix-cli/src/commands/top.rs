@@ -34,6 +34,7 @@ pub(crate) async fn run(global: &GlobalArgs, args: &TopArgs) -> anyhow::Result<(
     let outcome = tokio::select! {
         outcome = show(&mut terminal, global, &admin, args.interval) => outcome,
         () = crate::interrupt::interrupted() => Ok(()),
+        _ = crate::stdout_reader::gone() => Ok(()),
     };
     ratatui::restore();
     outcome

@@ -4,12 +4,13 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::harness::{
-    CommandOutput, DevProcess, ServerProcess, command, helix, isolate, json, outcome,
+    CommandOutput, DevProcess, ServerProcess, command, helix, isolate, json, outcome, until,
 };
 
 /// State of standard output.
@@ -244,6 +245,38 @@ fn closed_output_does_not_stop_a_dev_cluster() {
         assert_eq!(run(Stdout::Broken, &args, "").code, 0, "{args:?}");
     }
     assert!(dev.wait().unwrap().success());
+}
+
+#[test]
+fn reader_that_leaves_ends_a_command_that_waits() {
+    let node = ServerProcess::start();
+    node.ok_with(&["produce", "default", "-p", "0"], "a\n");
+    let in_group = ["consume", "default", "-F", "--group", "billing"];
+    for (args, has_output) in [
+        (&["consume", "default", "-F", "--from", "earliest"][..], true),
+        (&["consume", "default", "-F"], false),
+        (&["tail", "default", "-F"], true),
+        (&in_group[..], true),
+        (&["cluster", "health", "--watch"], true),
+    ] {
+        let mut waiting = command(&[args, &["--addr", node.address()]].concat());
+        waiting.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+        let mut child = waiting.spawn().unwrap();
+        let mut reader = BufReader::new(child.stdout.take().unwrap());
+        if has_output {
+            let mut line = String::new();
+            assert!(reader.read_line(&mut line).unwrap() > 0, "{args:?}");
+        }
+        assert!(child.try_wait().unwrap().is_none(), "{args:?} has ended");
+        drop(reader);
+        // Nothing more is printed.
+        until(&format!("{args:?} ends"), || child.try_wait().unwrap().is_some());
+        assert_eq!(child.wait().unwrap().code(), Some(0), "{args:?}");
+    }
+    // The member has committed what it had printed, and left.
+    let group = json(&node.ok(&["group", "describe", "billing", "-o", "json"]));
+    assert_eq!(group["members"], serde_json::json!([]), "{group}");
+    assert_eq!(node.ok(&["consume", "default", "--group", "billing"]), "");
 }
 
 /// Writes the log of a node, with a few records.

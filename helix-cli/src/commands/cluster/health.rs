@@ -17,6 +17,7 @@ use crate::args::{GlobalArgs, HealthArgs};
 use crate::clock;
 use crate::exit::{self, CliError, Exit};
 use crate::output::{Output, message, unless_closed};
+use crate::stdout_reader;
 use crate::style::Style;
 
 /// Poll interval of `--watch`.
@@ -73,6 +74,8 @@ async fn watch(global: &GlobalArgs, args: &HealthArgs, output: Output) -> anyhow
     let mut is_silent = false;
     // The exit code reports how the watch ended, so closed output must not end it.
     let has_end = args.exit_when_healthy || global.timeout.is_some();
+    let gone = stdout_reader::gone();
+    tokio::pin!(gone);
     loop {
         let outcome =
             ClusterSnapshot::take(global).await.map(|snapshot| ClusterHealth::of(&snapshot));
@@ -107,7 +110,10 @@ async fn watch(global: &GlobalArgs, args: &HealthArgs, output: Output) -> anyhow
         if global.timeout.is_some_and(|timeout| started.elapsed() >= timeout) {
             return verdict;
         }
-        sleep(WATCH_INTERVAL).await;
+        tokio::select! {
+            () = sleep(WATCH_INTERVAL) => {}
+            closed = &mut gone, if !has_end => return verdict.and(Err(closed.into())),
+        }
     }
 }
 
