@@ -43,6 +43,19 @@ pub(crate) async fn connect(global: &GlobalArgs) -> anyhow::Result<Client> {
     Ok(Client::new(config)?)
 }
 
+/// Time of a request that only checks a change. A cluster that cannot change refuses for so long.
+const CHECK_MAX: Duration = Duration::from_secs(5);
+
+/// Like [`connect`], for checks of changes: an unavailable cluster is reported within seconds.
+///
+/// # Errors
+/// Fails if no node answers.
+pub(crate) async fn connect_for_checks(global: &GlobalArgs) -> anyhow::Result<Client> {
+    connect(global).await?;
+    let config = config(global);
+    Ok(Client::new(Config { request_timeout: config.request_timeout.min(CHECK_MAX), ..config })?)
+}
+
 /// Connects to the cluster if a node answers within half a second.
 ///
 /// # Errors

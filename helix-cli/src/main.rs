@@ -177,9 +177,7 @@ fn on_runtime(
         CliCommand::Consume(args) if args.group.is_some() => interrupt::LEAVE_MAX,
         _ => interrupt::CANCEL_MAX,
     });
-    if global.timeout.is_some() {
-        global.pending = PendingCalls::watched();
-    }
+    global.pending = PendingCalls::watched();
     let outcome = runtime.block_on(async {
         // The view of `helix top` fills the terminal.
         let notes = (!matches!(command, CliCommand::Top(_))).then(|| WaitNotes::start(global));

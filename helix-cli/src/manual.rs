@@ -70,7 +70,8 @@ and errors: characters that control a terminal, break a line or change the direc
 shown as `\\u{1b}`. JSON has the text as it is. Records are escaped where a terminal shows them in
 columns; a pipe, a file and `--format` get the bytes as they are.
 
-After two seconds a terminal shows what a command waits for. `--timeout` bounds every command; for
+After a second of waiting for the service, standard error says what a command waits for, unless
+`--quiet` or, without a terminal, `-o json` is given. `--timeout` bounds every command; for
 `produce` it is the time for each batch.
 ";
 

@@ -1,42 +1,50 @@
-//! Tells the user of a terminal what a command waits for, if that takes more than two seconds.
-//! The note is one line that is replaced, and removed at the end.
+//! Tells the user what a command waits for, if that takes more than a second.
+//! On a terminal the note is one line that is replaced, and removed at the end. Elsewhere it is a
+//! line of standard error, once for each thing that the command waits for.
 
 use std::io::{IsTerminal, stderr};
 use std::time::Duration;
 
-use helix_client::{PendingCall, PendingCalls};
+use helix_client::PendingCall;
 use helix_proto::log::v1::ErrorReason;
 
 use crate::args::GlobalArgs;
-use crate::output;
+use crate::output::{self, message};
 
 /// Wait before the first note.
-const QUIET_MAX: Duration = Duration::from_secs(2);
+const QUIET_MAX: Duration = Duration::from_secs(1);
 
 /// Interval of the notes.
-const INTERVAL: Duration = Duration::from_millis(500);
+const INTERVAL: Duration = Duration::from_millis(250);
 
 /// Shows notes until it is dropped.
 #[derive(Debug)]
 pub(crate) struct WaitNotes(Option<tokio::task::JoinHandle<()>>);
 
 impl WaitNotes {
-    /// Starts to show notes, if there is a terminal to show them on.
-    pub(crate) fn start(global: &mut GlobalArgs) -> Self {
-        if global.quiet || !stderr().is_terminal() {
+    /// Starts to show notes. With JSON output they are only for a terminal.
+    pub(crate) fn start(global: &GlobalArgs) -> Self {
+        let is_terminal = stderr().is_terminal();
+        if global.quiet || (!is_terminal && global.output.is_json()) {
             return Self(None);
-        }
-        if !global.pending.is_watched() {
-            global.pending = PendingCalls::watched();
         }
         let pending = global.pending.clone();
         let addr = global.addr.join(",");
         Self(Some(tokio::spawn(async move {
+            let mut told = None;
             loop {
                 tokio::time::sleep(INTERVAL).await;
-                let note = pending.longest();
-                let note = note.and_then(|call| note_of(&call, call.since.elapsed(), &addr));
-                output::set_note(note.as_deref());
+                let longest = pending.longest();
+                if is_terminal {
+                    let note = longest.and_then(|call| note_of(&call, call.since.elapsed(), &addr));
+                    output::set_note(note.as_deref());
+                } else if let Some(call) = longest.filter(|it| it.since.elapsed() >= QUIET_MAX) {
+                    let (what, why) = waits_for(&call, &addr);
+                    if told.as_ref() != Some(&what) {
+                        message!("waiting for {what}{why}");
+                        told = Some(what);
+                    }
+                }
             }
         })))
     }
@@ -93,13 +101,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn note_is_due_after_two_seconds_and_names_the_shard() {
+    fn note_is_due_after_a_second_and_names_the_shard() {
         let detail = wire::detail(ErrorReason::NoLeader);
         let error = Error::from(wire::to_status(&detail, "shard 1 has no leader; retry", None));
         let (name, since, is_change) = ("append", Instant::now(), true);
         let call = PendingCall { name, since, is_change, last_error: Some(error) };
         let seconds = Duration::from_secs;
-        assert_eq!(note_of(&call, seconds(1), "n1:9092"), None);
+        assert_eq!(note_of(&call, Duration::from_millis(900), "n1:9092"), None);
         let expected = "waiting for a leader of shard 1 (8 s, ctrl-c to stop)";
         assert_eq!(note_of(&call, seconds(8), "n1:9092").as_deref(), Some(expected));
         let silent = PendingCall { last_error: None, ..call };

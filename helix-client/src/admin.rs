@@ -202,7 +202,7 @@ impl Admin {
         validate_only: bool,
     ) -> Result<()> {
         self.client
-            .call_any(CallSpec::new("set draining", Repeat::Always), |node| async move {
+            .call_any(CallSpec::new("set draining", repeat(validate_only)), |node| async move {
                 let request = SetDrainingRequest { node_id, draining, validate_only };
                 node.cluster().set_draining(request).await
             })
@@ -224,7 +224,7 @@ impl Admin {
         peer_endpoint: &str,
         validate_only: bool,
     ) -> Result<Option<MembershipChange>> {
-        let call = CallSpec::new("add node", Repeat::Always);
+        let call = CallSpec::new("add node", repeat(validate_only));
         let response = self.client.call_any(call, |node| {
             let peer_endpoint = peer_endpoint.to_owned();
             let rack = String::new();
@@ -244,7 +244,7 @@ impl Admin {
         lost: bool,
         validate_only: bool,
     ) -> Result<Option<MembershipChange>> {
-        let call = CallSpec::new("remove node", Repeat::Always);
+        let call = CallSpec::new("remove node", repeat(validate_only));
         let response = self.client.call_any(call, |node| async move {
             let request = RemoveNodeRequest { node_id, lost, validate_only };
             node.cluster().remove_node(request).await
@@ -265,7 +265,7 @@ impl Admin {
         peer_endpoint: &str,
         validate_only: bool,
     ) -> Result<Option<MembershipChange>> {
-        let call = CallSpec::new("replace node", Repeat::Always);
+        let call = CallSpec::new("replace node", repeat(validate_only));
         let response = self.client.call_any(call, |node| {
             let request = ReplaceNodeRequest {
                 lost_node_id,
@@ -359,6 +359,11 @@ impl Admin {
 /// topic has an empty name.
 fn without_topics() -> GetMetadataRequest {
     GetMetadataRequest { topics: vec![String::new()] }
+}
+
+/// Returns the rule for an idempotent change, or for its validation, which changes nothing.
+fn repeat(validate_only: bool) -> Repeat {
+    if validate_only { Repeat::Read } else { Repeat::Always }
 }
 
 fn is_reachable(hint: &LeaderHint) -> bool {

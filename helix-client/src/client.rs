@@ -205,8 +205,7 @@ impl<'a> CallAttempts<'a> {
             last_failure: None,
             explained: None,
             wait: Duration::ZERO,
-            // A call that waits on request is no sign of trouble.
-            pending: call.wait.is_zero().then(|| shared.config.pending.begin(&call)).flatten(),
+            pending: shared.config.pending.begin(&call),
         }
     }
 

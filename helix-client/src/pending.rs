@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use helix_proto::log::v1::ErrorReason;
 use tokio::time::Instant;
@@ -9,6 +10,10 @@ use tokio::time::Instant;
 use crate::client::CallSpec;
 use crate::error::Error;
 use crate::retry::Repeat;
+
+/// Time after a failure for which a call that waits on request counts as in trouble. A later attempt
+/// of it may wait as requested.
+const TROUBLE_MAX: Duration = Duration::from_secs(5);
 
 /// The calls of a client that are in progress. Clones share them. The default is off.
 #[derive(Debug, Clone, Default)]
@@ -31,7 +36,23 @@ pub struct PendingCall {
 #[derive(Debug, Default)]
 struct PendingTable {
     next_id: u64,
-    calls: BTreeMap<u64, PendingCall>,
+    calls: BTreeMap<u64, TableRow>,
+}
+
+#[derive(Debug)]
+struct TableRow {
+    call: PendingCall,
+    /// The call waits on request, which is no sign of trouble.
+    waits: bool,
+    failed_at: Option<Instant>,
+}
+
+impl TableRow {
+    /// Returns the call, unless it waits on request and nothing has failed of late.
+    fn in_trouble(&self) -> Option<&PendingCall> {
+        let has_failed = self.failed_at.is_some_and(|at| at.elapsed() < TROUBLE_MAX);
+        (!self.waits || has_failed).then_some(&self.call)
+    }
 }
 
 /// A registered call; dropping it ends the registration.
@@ -56,19 +77,20 @@ impl PendingCalls {
     pub fn longest(&self) -> Option<PendingCall> {
         let table = lock(self.0.as_ref()?);
         // Ids grow with time.
-        table.calls.values().next().cloned()
+        table.calls.values().find_map(TableRow::in_trouble).cloned()
     }
 
     /// Returns the error of a caller that stops to wait for its calls: the failure that says most,
     /// or a timeout if none has failed. None if no call is in progress.
     pub fn abandon(&self) -> Option<Error> {
         let table = lock(self.0.as_ref()?);
-        let longest = table.calls.values().next()?;
-        let failures = || table.calls.values().filter_map(|call| call.last_error.as_ref());
+        let calls = || table.calls.values().filter_map(TableRow::in_trouble);
+        let longest = calls().next()?;
+        let failures = || calls().filter_map(|call| call.last_error.as_ref());
         let explained = failures().find(|error| is_explained(error));
         let error = explained.or_else(|| failures().next()).cloned();
         let error = error.unwrap_or_else(|| Error::timed_out(longest.name));
-        Some(error.with_may_have_applied(table.calls.values().any(|call| call.is_change)))
+        Some(error.with_may_have_applied(calls().any(|call| call.is_change)))
     }
 
     /// Registers a call, if this table is on.
@@ -77,10 +99,13 @@ impl PendingCalls {
         let mut table = lock(shared);
         let id = table.next_id;
         table.next_id += 1;
-        let is_change = call.repeat != Repeat::Read;
+        let waits = !call.wait.is_zero();
+        // What waits on request, such as the heartbeat of a group's member, changes nothing that
+        // its caller asks for.
+        let is_change = call.repeat != Repeat::Read && !waits;
         let since = Instant::now();
         let call = PendingCall { name: call.name, since, is_change, last_error: None };
-        table.calls.insert(id, call);
+        table.calls.insert(id, TableRow { call, waits, failed_at: None });
         Some(PendingGuard { table: shared.clone(), id })
     }
 }
@@ -88,7 +113,8 @@ impl PendingCalls {
 impl PendingGuard {
     /// Records the failure of an attempt.
     pub(crate) fn on_failure(&self, error: &Error) {
-        if let Some(call) = lock(&self.table).calls.get_mut(&self.id) {
+        if let Some(TableRow { call, failed_at, .. }) = lock(&self.table).calls.get_mut(&self.id) {
+            *failed_at = Some(Instant::now());
             // A timeout or a broken connection says less than the failure before it.
             if is_explained(error) || !call.last_error.as_ref().is_some_and(is_explained) {
                 call.last_error = Some(error.clone());
@@ -137,6 +163,20 @@ mod tests {
         drop(second);
         assert!(pending.longest().is_none());
         assert!(PendingCalls::default().begin(&read("one")).is_none());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn call_that_waits_on_request_counts_only_after_a_failure() {
+        let pending = PendingCalls::watched();
+        let wait = Duration::from_secs(60);
+        let heartbeat = CallSpec { wait, ..CallSpec::new("heartbeat", Repeat::Always) };
+        let guard = pending.begin(&heartbeat).unwrap();
+        assert!(pending.longest().is_none() && pending.abandon().is_none());
+        guard.on_failure(&Error::known(ErrorReason::NoLeader, "no leader"));
+        assert_eq!(pending.longest().unwrap().name, "heartbeat");
+        assert!(!pending.abandon().unwrap().may_have_applied);
+        tokio::time::advance(TROUBLE_MAX).await;
+        assert!(pending.longest().is_none(), "the next attempt waits as requested");
     }
 
     #[test]

@@ -1,9 +1,12 @@
 //! Compression of a topic, measured on its newest batches.
 
+use std::time::Duration;
+
 use helix_client::proto::log::v1 as proto;
 use helix_client::{Client, FetchOptions, Position, ReadStart};
 use schemars::JsonSchema;
 use serde::Serialize;
+use tokio::time::timeout;
 
 use crate::compression::ratio;
 
@@ -13,6 +16,9 @@ const PARTITIONS_MAX: usize = 8;
 /// Records to read of each partition, rounded up to a batch, and bytes to read of each node.
 const RECORDS_MAX: u64 = 1000;
 const BYTES_MAX: u64 = 1 << 20;
+
+/// Time to read them. A shard without a leader must not hold back the description of the topic.
+const TIME_MAX: Duration = Duration::from_secs(3);
 
 /// Compression of the newest batches.
 #[derive(Debug, Serialize, JsonSchema)]
@@ -26,9 +32,15 @@ pub(crate) struct TopicCompression {
     ratio: Option<f64>,
 }
 
-/// Reads the newest batches of some partitions. Returns `None` if they cannot be read, for example
-/// because the caller may only describe the topic.
-pub(crate) async fn of_topic(client: &Client, topic: &proto::Topic) -> Option<TopicCompression> {
+/// Reads the newest batches of some partitions. Returns `None` if the caller may not read them, for
+/// example because it may only describe the topic.
+///
+/// # Errors
+/// The reason why they could not be read, for now.
+pub(crate) async fn of_topic(
+    client: &Client,
+    topic: &proto::Topic,
+) -> Result<Option<TopicCompression>, String> {
     let starts: Vec<ReadStart> = evenly(&topic.partitions)
         .filter_map(|partition| {
             let marks = partition.watermarks?;
@@ -46,10 +58,16 @@ pub(crate) async fn of_topic(client: &Client, topic: &proto::Topic) -> Option<To
         ratio: None,
     };
     if starts.is_empty() {
-        return Some(compression);
+        return Ok(Some(compression));
     }
     let options = FetchOptions { bytes_max: Some(BYTES_MAX), ..FetchOptions::default() };
-    let fetched = client.consumer().fetch_encoded(&starts, &options).await.ok()?;
+    let fetched = match timeout(TIME_MAX, client.consumer().fetch_encoded(&starts, &options)).await
+    {
+        Ok(Ok(fetched)) => fetched,
+        Ok(Err(error)) if error.retryable => return Err(error.message.clone()),
+        Ok(Err(_)) => return Ok(None),
+        Err(_) => return Err("its newest batches could not be read in time".to_owned()),
+    };
     let batches = fetched.iter().flat_map(|read| &read.batches);
     for batch in batches.filter_map(|stored| stored.batch.as_ref()) {
         let stored = batch.payload.len() as u64;
@@ -61,7 +79,7 @@ pub(crate) async fn of_topic(client: &Client, topic: &proto::Topic) -> Option<To
             if is_compressed { batch.uncompressed_bytes.into() } else { stored };
     }
     compression.ratio = ratio(compression.uncompressed_bytes, compression.stored_bytes);
-    Some(compression)
+    Ok(Some(compression))
 }
 
 /// Returns up to [`PARTITIONS_MAX`] elements, evenly spread.

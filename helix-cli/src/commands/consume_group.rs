@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use anyhow::Context;
 use helix_client::{
-    AssignedPartition, AutoCommit, GroupConsumer, GroupEvent, OffsetToCommit, Records,
+    AssignedPartition, AutoCommit, Client, GroupConsumer, GroupEvent, OffsetToCommit, PendingCall,
+    PendingCalls, Records,
 };
-use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
 
 use super::records::RecordPrinter;
 use super::skipped::SkippedBatches;
@@ -26,13 +27,19 @@ const COMMIT_INTERVAL: Duration = Duration::from_secs(1);
 /// Interval at which a read without --follow checks whether it has reached all ends.
 const END_INTERVAL: Duration = Duration::from_millis(100);
 
+/// Time after an interrupt in which a member commits and leaves while the cluster has no leader.
+const LEAVE_IN_VAIN_MAX: Duration = Duration::from_millis(700);
+
+/// The same while the cluster does not respond at all.
+const LEAVE_IN_SILENCE_MAX: Duration = Duration::from_secs(3);
+
 pub(crate) async fn run(global: &GlobalArgs, args: &ConsumeArgs) -> anyhow::Result<()> {
     let group = args.group.as_deref().unwrap_or_default();
     let printer = RecordPrinter::new(global, args.format.as_ref())?;
-    let client = connect(global).await?;
-    if !args.topic.contains('*') {
-        offset_lookup::topic(&client, &args.topic).await?;
-    }
+    let client = tokio::select! {
+        client = connect_to(global, &args.topic) => client?,
+        () = interrupt::interrupted() => return Err(CliError::interrupted().into()),
+    };
     let consumer = client
         .consumer_group(group)
         .topics([&args.topic])
@@ -46,10 +53,12 @@ pub(crate) async fn run(global: &GlobalArgs, args: &ConsumeArgs) -> anyhow::Resu
         printer,
         follow: args.follow,
         quiet: global.quiet,
+        pending: global.pending.clone(),
         remaining: args.max_records.unwrap_or(u64::MAX),
         printed: BTreeMap::new(),
         skipped: SkippedBatches::default(),
         behind: BTreeSet::new(),
+        is_told: false,
         has_assigned: false,
         uncommitted: None,
         committed_at: Instant::now(),
@@ -72,12 +81,23 @@ pub(crate) async fn run(global: &GlobalArgs, args: &ConsumeArgs) -> anyhow::Resu
     outcome.with_context(|| format!("read {} as a member of {group}", args.topic))
 }
 
+/// Connects to the cluster, and checks that the topic exists, unless it is a pattern.
+async fn connect_to(global: &GlobalArgs, topic: &str) -> anyhow::Result<Client> {
+    let client = connect(global).await?;
+    if !topic.contains('*') {
+        offset_lookup::topic(&client, topic).await?;
+    }
+    Ok(client)
+}
+
 /// A member that prints.
 struct GroupReading {
     consumer: GroupConsumer,
     printer: RecordPrinter,
     follow: bool,
     quiet: bool,
+    /// Calls in progress.
+    pending: PendingCalls,
     /// Records to print.
     remaining: u64,
     /// Offsets after the printed records that are not committed yet.
@@ -85,6 +105,8 @@ struct GroupReading {
     skipped: SkippedBatches,
     /// Partitions that have records to print, without --follow.
     behind: BTreeSet<AssignedPartition>,
+    /// It was said that no topic matches.
+    is_told: bool,
     /// Partitions were assigned at least once.
     has_assigned: bool,
     /// Error of a commit that is not reported yet.
@@ -106,6 +128,7 @@ impl GroupReading {
                 closed = &mut gone, if self.follow => return Err(closed.into()),
                 _ = ticks.tick() => {
                     self.commit_if_due().await?;
+                    self.tell_unmatched();
                     if self.follow || !self.behind.is_empty() || !self.has_joined() {
                         continue;
                     }
@@ -120,6 +143,19 @@ impl GroupReading {
             self.on_event(event?).await?;
         }
         Ok(())
+    }
+
+    /// Says once that a pattern matches no topic.
+    fn tell_unmatched(&mut self) {
+        if self.is_told || self.quiet || !self.consumer.is_settled() {
+            return;
+        }
+        let unmatched = self.consumer.unmatched_topics();
+        if let Some(pattern) = unmatched.iter().find(|topic| topic.contains('*')) {
+            self.is_told = true;
+            let waits = if self.follow { "; waiting for one" } else { "" };
+            message!("no topic matches {pattern}{waits}");
+        }
     }
 
     /// Returns true once the member has its assignment. The coordinator may not know a new topic
@@ -220,8 +256,10 @@ impl GroupReading {
         Ok(self.consumer.commit_offsets(offsets).await)
     }
 
-    /// Commits and leaves the group. A second interrupt does not wait for it.
+    /// Commits and leaves the group. After an interrupt it does not wait for a cluster that cannot do
+    /// either, and after a second one for nothing.
     async fn end(mut self) -> anyhow::Result<()> {
+        let pending = self.pending.clone();
         let left = async move {
             let committed = self.commit().await;
             let left = match self.consumer.close().await {
@@ -234,6 +272,34 @@ impl GroupReading {
         tokio::select! {
             left = left => left,
             () = interrupt::interrupted_again() => Err(CliError::interrupted().into()),
+            why = leaves_in_vain(&pending) => {
+                message!(
+                    "did not commit and leave the group: {why}; the last records may be printed \
+                     again"
+                );
+                Err(CliError::interrupted().into())
+            }
+        }
+    }
+}
+
+/// Resolves after an interrupt, once the calls in progress have failed or got no response for a
+/// while. Returns the reason.
+async fn leaves_in_vain(pending: &PendingCalls) -> String {
+    interrupt::interrupted().await;
+    let begin = Instant::now();
+    loop {
+        sleep(LEAVE_IN_VAIN_MAX / 10).await;
+        match pending.longest() {
+            Some(PendingCall { last_error: Some(error), .. })
+                if begin.elapsed() >= LEAVE_IN_VAIN_MAX =>
+            {
+                return error.message.clone();
+            }
+            Some(call) if begin.elapsed().min(call.since.elapsed()) >= LEAVE_IN_SILENCE_MAX => {
+                return "no node responds".to_owned();
+            }
+            _ => {}
         }
     }
 }

@@ -34,16 +34,29 @@ pub(crate) async fn run(global: &GlobalArgs, command: &TopicSubcommand) -> anyho
         TopicSubcommand::List { prefix } => {
             let topics = client.admin().topics(prefix).await.context("list topics")?;
             if topics.is_empty() && !global.quiet {
-                message!("no topics");
+                match prefix.as_str() {
+                    "" => message!("no topics"),
+                    prefix => message!("no topic begins with {prefix}"),
+                }
             }
             output.show(&topics.into_iter().map(TopicRow::from).collect::<Vec<_>>())
         }
         TopicSubcommand::Describe { topic } => {
             let found = client.admin().topic(topic).await;
             let found = found.with_context(|| format!("describe {topic}"))?;
-            let groups = topic_lag::of_topic(&client, topic, global.quiet).await;
-            let compression = compression_sample::of_topic(&client, &found).await;
-            output.show(&TopicDescription { compression, groups: Some(groups), ..found.into() })
+            let (groups, compression) = tokio::join!(
+                topic_lag::of_topic(&client, topic, global.quiet),
+                compression_sample::of_topic(&client, &found),
+            );
+            let (compression, verdict) = match compression {
+                Ok(compression) => (compression, Ok(())),
+                Err(why) => {
+                    let what = format!("the compression of {topic} is not known");
+                    (None, Err(CliError::new(Exit::Partly, what).why(why).into()))
+                }
+            };
+            let described = TopicDescription { compression, groups: Some(groups), ..found.into() };
+            output.show_with_verdict(&described, verdict)
         }
         TopicSubcommand::Alter { topic, settings } => {
             output.show(&alter(&client, topic, settings).await?)

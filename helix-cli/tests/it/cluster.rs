@@ -1,11 +1,14 @@
 //! Tests with three nodes: a dev cluster whose nodes are killed, and the demo.
 //! Waits use the commands' own timeouts.
 
+use std::io::{BufRead, BufReader};
 use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
 
+use rustix::process::Signal;
 use serde_json::Value;
 
-use crate::harness::{CommandOutput, DevProcess, command, helix, json, outcome, until};
+use crate::harness::{CommandOutput, DevProcess, command, helix, json, outcome, signal, until};
 
 /// The timeout allows for an election on a loaded machine; it usually takes a second.
 const HEALTHY: [&str; 6] =
@@ -94,6 +97,34 @@ fn cluster_that_starts_is_healthy_once_all_members_answer() {
     assert!(dev.wait().unwrap().success());
 }
 
+/// Commands that need a leader say what they wait for, and stop soon where they can.
+fn no_majority_is_told_soon(dev: &DevProcess, victim: u64) {
+    let victim = victim.to_string();
+    let begin = Instant::now();
+    let removal = dev.run(&["cluster", "remove-node", &victim, "--lost", "--dry-run"], "");
+    assert_eq!(removal.code, 6, "{removal:?}");
+    assert!(!removal.stderr.contains("may have been applied"), "{removal:?}");
+    assert!(removal.stderr.contains("waiting for"), "{removal:?}");
+    let described = dev.run(&["topic", "describe", "orders"], "");
+    assert_eq!(described.code, 5, "{described:?}");
+    assert!(described.stdout.contains("orders"), "{described:?}");
+    assert!(described.stderr.contains("waiting for"), "{described:?}");
+    // Each would wait for the request timeout otherwise, which is half a minute.
+    assert!(begin.elapsed() < Duration::from_secs(50), "{:?}", begin.elapsed());
+
+    let args = ["consume", "orders", "--group", "billing", "--follow", "--addr", dev.address()];
+    let mut reading = command(&args);
+    let mut child = reading.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+    let told = lines.next().unwrap().unwrap();
+    assert!(told.starts_with("waiting for"), "{told}");
+    let begin = Instant::now();
+    signal(&child, Signal::INT);
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    // A member that commits and leaves may take ten seconds.
+    assert!(begin.elapsed() < Duration::from_secs(9), "{:?}", begin.elapsed());
+}
+
 #[test]
 fn reads_committed_records_without_a_majority() {
     let dev = DevProcess::start(3);
@@ -115,6 +146,8 @@ fn reads_committed_records_without_a_majority() {
     for victim in [leader, other] {
         dev.control(&["kill", &victim.to_string()]);
     }
+
+    no_majority_is_told_soon(&dev, leader);
 
     let explained = dev.ok(&["explain", "NO_LEADER"]);
     assert!(explained.contains("--any-replica"), "{explained}");

@@ -9,7 +9,7 @@ use helix_proto::log::v1::{
     StartPosition, Topic, TopicConfig, TrimPartitionRequest, UpdateTopicRequest, Watermarks,
 };
 
-use super::{Admin, NewTopic, all_pages, required};
+use super::{Admin, NewTopic, all_pages, repeat, required};
 use crate::client::{CallAttempts, CallSpec};
 use crate::consumer::{NodeGroups, Position};
 use crate::error::Result;
@@ -30,7 +30,7 @@ impl Admin {
     /// # Errors
     /// `TOPIC_ALREADY_EXISTS` if it exists with other settings.
     pub async fn create_topic(&self, topic: &NewTopic) -> Result<Topic> {
-        let call = CallSpec::new("create topic", Repeat::Always);
+        let call = CallSpec::new("create topic", repeat(topic.validate_only));
         let response = self
             .client
             .call_any(call, |node| {

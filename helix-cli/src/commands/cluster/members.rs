@@ -15,7 +15,7 @@ use tokio::time::{Instant, sleep};
 use super::needed::NeededNodes;
 use super::snapshot::{ClusterSnapshot, failure};
 use crate::args::{GlobalArgs, WaitArgs};
-use crate::connect::connect;
+use crate::connect::{connect, connect_for_checks};
 use crate::exit::{CliError, Exit};
 use crate::output::{Output, message};
 
@@ -184,7 +184,7 @@ pub(super) async fn dry_run(
     mut obstacles: Vec<String>,
     verdict: anyhow::Result<()>,
 ) -> anyhow::Result<()> {
-    let admin = connect(global).await?.admin();
+    let admin = connect_for_checks(global).await?.admin();
     let checked = requested.start(&admin, true).await;
     if let Err(error) = &checked {
         obstacles.insert(0, error.root_cause().to_string());
@@ -247,7 +247,8 @@ pub(super) async fn drain(
     draining: bool,
     dry_run: bool,
 ) -> anyhow::Result<()> {
-    let admin = connect(global).await?.admin();
+    let client = if dry_run { connect_for_checks(global).await } else { connect(global).await };
+    let admin = client?.admin();
     let set = admin.set_draining(node_id, draining, dry_run).await;
     let verb = if draining { "drain" } else { "undrain" };
     set.with_context(|| format!("{verb} node {node_id}"))?;
