@@ -53,6 +53,8 @@ pub(crate) struct ChildNodeOptions {
     pub(crate) has_admin: bool,
     /// Directory with the certificates; None without TLS.
     pub(crate) tls_dir: Option<PathBuf>,
+    /// Further settings: environment variables and their values.
+    pub(crate) settings: Vec<(String, String)>,
 }
 
 /// State of a child process.
@@ -137,6 +139,7 @@ impl ChildNode {
                 command.env_remove(name);
             }
         }
+        command.envs(options.settings.iter().map(|(variable, value)| (variable, value)));
         let log = options.open_log()?;
         if std::env::var_os("HELIX_LOG").is_none() {
             // A file may have more lines than a terminal.
@@ -392,6 +395,7 @@ mod tests {
             is_quiet: true,
             has_admin: false,
             tls_dir: None,
+            settings: Vec::new(),
         }
     }
 

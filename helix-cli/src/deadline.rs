@@ -9,8 +9,9 @@ use tokio::time::timeout;
 use crate::exit::{CliError, Exit};
 use crate::units;
 
-/// Time after the limit in which a command may still report its own error, which says more.
-const GRACE: Duration = Duration::from_millis(300);
+/// Most time after the limit in which a command may still report its own error, which says more.
+/// It is at most the limit itself.
+const GRACE_MAX: Duration = Duration::from_millis(300);
 
 /// Runs a command whose calls are registered in `pending`.
 ///
@@ -22,7 +23,7 @@ pub(crate) async fn within(
     command: impl Future<Output = anyhow::Result<()>>,
 ) -> anyhow::Result<()> {
     let mut command = std::pin::pin!(command);
-    if let Ok(outcome) = timeout(limit + GRACE, &mut command).await {
+    if let Ok(outcome) = timeout(limit + limit.min(GRACE_MAX), &mut command).await {
         return outcome;
     }
     let what = format!("not done after {}", units::duration(limit));

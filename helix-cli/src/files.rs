@@ -28,6 +28,11 @@ pub(crate) fn read_text(path: &Path) -> io::Result<Option<String>> {
     text.map_err(|error| io::Error::new(ErrorKind::InvalidData, error))
 }
 
+/// Returns true if there is a file of this name, or something else.
+pub(crate) fn exists(path: &Path) -> bool {
+    fs::symlink_metadata(path).is_ok()
+}
+
 /// Replaces the content of a file atomically. Its directory must exist.
 pub(crate) fn replace(path: &Path, data: &[u8]) -> io::Result<()> {
     let directory = parent(path);

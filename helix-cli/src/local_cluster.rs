@@ -22,6 +22,8 @@ pub(crate) struct ClusterPlan {
     pub(crate) has_admin: bool,
     /// Directory with the certificates; None without TLS.
     pub(crate) tls_dir: Option<PathBuf>,
+    /// Further settings of every node: environment variables and their values.
+    pub(crate) settings: Vec<(String, String)>,
 }
 
 /// Ports of a node.
@@ -52,6 +54,7 @@ impl ClusterPlan {
             is_quiet: self.is_quiet,
             has_admin: self.has_admin,
             tls_dir: self.tls_dir.clone(),
+            settings: self.settings.clone(),
         };
         numbered().map(node).collect()
     }
@@ -158,6 +161,7 @@ mod tests {
             is_quiet: true,
             has_admin: false,
             tls_dir: None,
+            settings: Vec::new(),
         }
     }
 

@@ -67,6 +67,23 @@ pub(crate) struct PositionRange {
     pub(crate) until: Option<PositionArg>,
 }
 
+impl PositionRange {
+    /// Returns start and end if the end is before the start whatever a partition has.
+    pub(crate) fn is_reversed(&self) -> Option<(&PositionArg, &PositionArg)> {
+        use PositionArg::{AfterStart, Ago, At, BeforeEnd, Earliest, Latest, Offset};
+        let (from, until) = (self.from.as_ref()?, self.until.as_ref()?);
+        let is_reversed = match (from, until) {
+            (Offset(from), Offset(until)) | (AfterStart(from), AfterStart(until)) => until < from,
+            (BeforeEnd(from), BeforeEnd(until)) => until > from,
+            (At(from), At(until)) => until < from,
+            (Ago(from), Ago(until)) => until > from,
+            (Latest, Earliest) => true,
+            _ => false,
+        };
+        is_reversed.then_some((from, until))
+    }
+}
+
 impl FromStr for PositionRange {
     type Err = String;
 
@@ -213,6 +230,19 @@ mod tests {
         assert_eq!("@-15m..-5".parse(), range(quarter, newest));
         for text in ["..", "", "10..x", "x..10", "1..2..3"] {
             assert!(text.parse::<PositionRange>().is_err(), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn reversed_ranges_are_noticed() {
+        let is_reversed =
+            |text: &str| text.parse::<PositionRange>().unwrap().is_reversed().is_some();
+        for text in ["5..2", "-2..-5", "+5..+2", "@2026-02-01..@2026-01-01", "@-1m..@-1h"] {
+            assert!(is_reversed(text), "{text}");
+        }
+        assert!(is_reversed("latest..earliest"));
+        for text in ["2..5", "5..5", "-5..-2", "@-1h..@-1m", "5..-2", "5..", "..2", "100..@-1m"] {
+            assert!(!is_reversed(text), "{text}");
         }
     }
 

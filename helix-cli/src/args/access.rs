@@ -17,7 +17,7 @@ Rules and roles:
   Resources: topic, group, producer (names of idempotent producers), cluster.
   Operations: read, write, create, delete, alter, describe, commit, admin.
   --role producer:orders-*   write to the topics, under producer names of the same form
-  --role consumer:orders     read the topics
+  --role consumer:orders     read the topics; in a group, also as group-member of the group
   --role group-member:bill-* join the groups and commit their offsets
   --role operator            manage topics, groups and nodes, without reading or writing records
   --role admin               everything";

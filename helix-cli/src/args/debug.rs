@@ -12,7 +12,7 @@ use crate::units;
 pub(crate) enum DebugSubcommand {
     /// Write one archive for the search for a problem
     ///
-    /// It has versions, nodes, shards and health of the cluster. Settings, logs, metrics and a
+    /// It has versions, nodes, shards, topics, groups and health of the cluster. Settings, logs, metrics and a
     /// stopped log are added where the options name them; run it on each node for all of them.
     /// Values of settings that may be secret are hidden; records are never added.
     Bundle(BundleArgs),
@@ -22,6 +22,9 @@ pub(crate) enum DebugSubcommand {
 pub(crate) struct BundleArgs {
     /// Archive to write [default: helix-TIME.tar]
     pub(crate) file: Option<PathBuf>,
+    /// Replace an archive that exists
+    #[arg(long)]
+    pub(crate) force: bool,
     /// Admin addresses of nodes, for their metrics
     #[arg(
         long,

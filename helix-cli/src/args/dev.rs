@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
+use helix_server::config::settings;
 
 use crate::units;
 
@@ -43,7 +44,8 @@ const BASE_PORT_MAX: u16 = u16::MAX - PEER_PORT_STEP - NODES_MAX as u16;
 #[derive(Debug, Args)]
 #[command(
     args_conflicts_with_subcommands = true,
-    after_help = "HELIX_LOG=info shows the log output of the nodes."
+    after_help = "HELIX_LOG=info shows the log output of the nodes. --set shards=3 gives them a \
+                  setting."
 )]
 pub(crate) struct DevArgs {
     #[command(subcommand)]
@@ -71,6 +73,58 @@ pub(crate) struct DevStartArgs {
     /// Data directory, which is kept on exit [default: helix-dev, removed unless it existed]
     #[arg(long, alias = "data-dir")]
     pub(crate) dir: Option<PathBuf>,
+    /// Setting of every node, as in `helix config list`; may be repeated
+    ///
+    /// Variables such as HELIX_SHARDS are not passed to the nodes.
+    #[arg(long, value_name = "NAME=VALUE", value_parser = node_setting)]
+    pub(crate) set: Vec<NodeSettingArg>,
+}
+
+/// A setting of the nodes of a dev cluster.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct NodeSettingArg {
+    /// Environment variable of the setting.
+    pub(crate) variable: String,
+    pub(crate) value: String,
+}
+
+/// Settings that differ from node to node, or that other options of the command choose.
+const OWN_SETTINGS: [&str; 14] = [
+    "node_id",
+    "listen_addr",
+    "listen_socket",
+    "advertise_addr",
+    "admin_addr",
+    "peer",
+    "peer_addr",
+    "data_dir",
+    "storage",
+    "tls_cert",
+    "tls_key",
+    "tls_ca",
+    "tls_client_auth",
+    "config",
+];
+
+fn node_setting(text: &str) -> Result<NodeSettingArg, String> {
+    let (name, value) = text.split_once('=').ok_or("a setting must be NAME=VALUE")?;
+    let key = name.trim_start_matches('-').replace('-', "_");
+    if OWN_SETTINGS.contains(&key.as_str()) {
+        return Err(format!("helix dev chooses {key} of each node itself"));
+    }
+    let settings = settings();
+    let found = settings.iter().find(|setting| setting.key() == key);
+    let found = found.ok_or_else(|| format!("unknown setting {name:?}; see helix config list"))?;
+    Ok(NodeSettingArg { variable: found.variable(), value: value.to_owned() })
+}
+
+/// Returns the variables of node settings in the environment, with their keys.
+pub(crate) fn ignored_variables() -> Vec<(String, String)> {
+    let all = settings();
+    let is_set = |variable: &String| std::env::var_os(variable).is_some_and(|it| !it.is_empty());
+    let of_setting = all.iter().map(|setting| (setting.variable(), setting.key()));
+    // The nodes take the level of their log from it.
+    of_setting.filter(|(variable, _)| variable != "HELIX_LOG" && is_set(variable)).collect()
 }
 
 /// Selects a dev cluster by its first port.
@@ -126,5 +180,30 @@ fn record_bytes(text: &str) -> Result<usize, String> {
     match usize::try_from(bytes) {
         Ok(bytes) if (RECORD_BYTES_MIN..=1 << 19).contains(&bytes) => Ok(bytes),
         _ => Err(format!("the record size must be {RECORD_BYTES_MIN} bytes to 512 KiB")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_of_nodes_have_their_names() {
+        let set = |text: &str| node_setting(text).map(|it| (it.variable, it.value));
+        let shards = Ok(("HELIX_SHARDS".to_owned(), "3".to_owned()));
+        assert_eq!(set("shards=3"), shards);
+        assert_eq!(set("--shards=3"), shards);
+        assert_eq!(set("memory-limit=1GiB").unwrap().0, "HELIX_MEMORY_LIMIT");
+        for text in ["shards", "shard=3", "node_id=2", "listen-addr=0.0.0.0:1", "=3"] {
+            assert!(set(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn own_settings_exist() {
+        let known: Vec<String> = settings().iter().map(|setting| setting.key()).collect();
+        let unknown = OWN_SETTINGS.iter().filter(|key| !known.iter().any(|known| known == *key));
+        // The file of the settings is no setting of the file.
+        assert_eq!(unknown.collect::<Vec<_>>(), [&"config"]);
     }
 }

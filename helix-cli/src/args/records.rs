@@ -129,7 +129,12 @@ pub(crate) struct ConsumeArgs {
     #[arg(long, value_name = "POSITION", allow_hyphen_values = true)]
     pub(crate) until: Option<PositionArg>,
     /// Stop after this many records
-    #[arg(short = 'n', long, value_name = "COUNT")]
+    #[arg(
+        short = 'n',
+        long,
+        value_name = "COUNT",
+        value_parser = clap::value_parser!(u64).range(1..)
+    )]
     pub(crate) max_records: Option<u64>,
     /// Partitions [default: all]
     #[arg(short, long, value_name = "N-M,...", default_value = "", hide_default_value = true)]
@@ -158,7 +163,7 @@ pub(crate) struct TailArgs {
     #[arg(add = completion::topics())]
     pub(crate) topic: String,
     /// Number of records over all partitions
-    #[arg(short = 'n', long, default_value_t = 10, value_name = "COUNT")]
+    #[arg(short = 'n', long, default_value = "10", value_name = "COUNT", value_parser = at_least_one)]
     pub(crate) max_records: usize,
     /// Partitions [default: all]
     #[arg(short, long, value_name = "N-M,...", default_value = "", hide_default_value = true)]
@@ -265,7 +270,8 @@ impl ConsumeArgs {
     /// Returns the start and end position.
     ///
     /// # Errors
-    /// Fails if both --from and --until give an end.
+    /// Fails if both --from and --until give an end, or if the end is before the start wherever
+    /// records are.
     pub(crate) fn range(&self) -> Result<PositionRange, CliError> {
         let PositionRange { from, until } =
             self.from.clone().unwrap_or(PositionRange { from: None, until: None });
@@ -275,8 +281,25 @@ impl ConsumeArgs {
                 let failure = failure.why("both --from A..B and --until set the end");
                 Err(failure.hint("use either --from A..B or --until B"))
             }
-            (until, other) => Ok(PositionRange { from, until: until.or(other) }),
+            (until, other) => {
+                let range = PositionRange { from, until: until.or(other) };
+                match range.is_reversed() {
+                    None => Ok(range),
+                    Some((from, until)) => {
+                        let what = format!("the end {until} is before the start {from}");
+                        let failure = CliError::new(Exit::Usage, what);
+                        Err(failure.hint(format!("use --from {until}..{from}")))
+                    }
+                }
+            }
         }
+    }
+}
+
+fn at_least_one(text: &str) -> Result<usize, String> {
+    match text.parse::<usize>() {
+        Ok(0) => Err("must be at least 1".to_owned()),
+        parsed => parsed.map_err(|error| error.to_string()),
     }
 }
 

@@ -26,6 +26,10 @@ pub(crate) async fn run(global: &GlobalArgs, args: &ConsumeArgs) -> anyhow::Resu
     let ranges = read_ranges(&client, topic, args, &range, &bounds).await?;
     if !global.quiet {
         warn_of_clamped_start(&range, &bounds, &ranges);
+        warn_of_clamped_end(&range, &bounds, args.follow);
+    }
+    if !args.follow {
+        check_start_is_reached(&range, &bounds)?;
     }
     let starts = ranges.iter().filter_map(|range| range.start(topic)).collect();
     let all_partitions = args.partitions.is_empty() && range.until.is_none();
@@ -116,6 +120,31 @@ fn warn_of_clamped_start(range: &PositionRange, bounds: &[PartitionBounds], rang
             message!("partition {partition}: ends at {}, before offset {requested}", read.from);
         }
     }
+}
+
+/// Warns of partitions that end before the requested end.
+fn warn_of_clamped_end(range: &PositionRange, bounds: &[PartitionBounds], follow: bool) {
+    let Some(PositionArg::Offset(requested)) = range.until.as_ref().filter(|_| !follow) else {
+        return;
+    };
+    for PartitionBounds { partition, watermarks } in bounds {
+        let end = watermarks.high_watermark;
+        if end < *requested {
+            message!("partition {partition}: ends at {end}, before offset {requested}");
+        }
+    }
+}
+
+/// Fails if every partition ends before the requested start.
+fn check_start_is_reached(range: &PositionRange, bounds: &[PartitionBounds]) -> anyhow::Result<()> {
+    let Some(PositionArg::Offset(requested)) = range.from else { return Ok(()) };
+    let is_behind = |bounds: &PartitionBounds| bounds.watermarks.high_watermark < requested;
+    if bounds.is_empty() || !bounds.iter().all(is_behind) {
+        return Ok(());
+    }
+    let what = format!("offset {requested} is beyond the end of every partition");
+    let failure = CliError::new(Exit::Precondition, what);
+    Err(failure.hint("use an earlier offset, latest or -100\nuse --follow to wait for it").into())
 }
 
 /// Reads and prints records until every partition has reached its end.

@@ -19,8 +19,11 @@ use tokio::time::timeout;
 use super::cluster::health::ClusterHealth;
 use super::cluster::snapshot::ClusterSnapshot;
 use super::cluster::tables;
+use super::group::rows::GroupRow;
+use super::topic::TopicRow;
 use super::wal;
 use crate::args::{BundleArgs, DebugSubcommand, GlobalArgs};
+use crate::connect::connect_for_checks;
 use crate::exit::{CliError, Exit};
 use crate::output::Output;
 use crate::{clock, files};
@@ -54,6 +57,10 @@ pub(crate) async fn run(global: &GlobalArgs, command: &DebugSubcommand) -> anyho
     let now = Timestamp::from(clock::now());
     let name = now.to_string().replace(':', "").chars().take(17).collect::<String>();
     let path = args.file.clone().unwrap_or_else(|| PathBuf::from(format!("helix-{name}.tar")));
+    if !args.force && files::exists(&path) {
+        let failure = CliError::new(Exit::Precondition, format!("{} exists", path.display()));
+        return Err(failure.hint("choose another name, or --force to replace it").into());
+    }
     let mut bundle = Bundle::new(format!("helix-{name}"), now.seconds);
     bundle.add_versions(global);
     bundle.add_cluster(global).await;
@@ -125,6 +132,30 @@ impl Bundle {
                 self.add_json("health.json", &ClusterHealth::of(&snapshot));
             }
             Err(error) => self.add("cluster.json", Err(error)),
+        }
+        self.add_topics_and_groups(global).await;
+    }
+
+    /// Adds the rows of `helix topic list` and `helix group list`.
+    async fn add_topics_and_groups(&mut self, global: &GlobalArgs) {
+        let admin = match connect_for_checks(global).await {
+            Ok(client) => client.admin(),
+            Err(error) => return self.add("topics.json", Err(error)),
+        };
+        let (topics, groups) = tokio::join!(admin.topics(""), admin.groups());
+        match topics {
+            Ok(all) => {
+                let rows: Vec<TopicRow> = all.into_iter().map(TopicRow::from).collect();
+                self.add_json("topics.json", &rows);
+            }
+            Err(error) => self.add("topics.json", Err(error.into())),
+        }
+        match groups {
+            Ok(all) => {
+                let rows: Vec<GroupRow> = all.into_iter().map(GroupRow::from).collect();
+                self.add_json("groups.json", &rows);
+            }
+            Err(error) => self.add("groups.json", Err(error.into())),
         }
     }
 

@@ -7,7 +7,8 @@ use serde::Serialize;
 use crate::args::{GlobalArgs, OffsetsArgs};
 use crate::connect::connect;
 use crate::offset_lookup;
-use crate::output::Output;
+use crate::output::{Output, message};
+use crate::position::PositionArg;
 
 /// The offsets of a partition.
 #[derive(Debug, Serialize, JsonSchema)]
@@ -25,7 +26,7 @@ pub(crate) async fn run(global: &GlobalArgs, args: &OffsetsArgs) -> anyhow::Resu
     let source = args.source.into();
     let topic = offset_lookup::topic(&client, &args.topic).await?;
     let bounds = offset_lookup::partition_bounds(&client, topic, &args.partitions, source).await?;
-    let offsets = match &args.position {
+    let offsets: Vec<Option<u64>> = match &args.position {
         Some(position) => {
             let offsets = offset_lookup::offsets(&client, topic, &bounds, position, source).await?;
             offsets.into_iter().map(Some).collect()
@@ -38,6 +39,18 @@ pub(crate) async fn run(global: &GlobalArgs, args: &OffsetsArgs) -> anyhow::Resu
         high_watermark: bounds.watermarks.high_watermark,
         offset,
     };
+    if let Some(PositionArg::Offset(requested)) = args.position
+        && !global.quiet
+    {
+        for (bounds, offset) in bounds.iter().zip(&offsets) {
+            if let Some(offset) = offset.filter(|offset| *offset != requested) {
+                let partition = bounds.partition;
+                message!(
+                    "partition {partition}: has no offset {requested}, the nearest is {offset}"
+                );
+            }
+        }
+    }
     let rows: Vec<_> = bounds.iter().zip(offsets).map(row).collect();
     Output { format: global.output }.show(&rows)
 }

@@ -1,14 +1,21 @@
 //! `helix version`: the versions of this program and of the nodes.
 //! An unreachable cluster is not an error.
 
+use std::time::Duration;
+
+use futures_util::future::join_all;
 use helix_client::Error;
 use schemars::JsonSchema;
 use serde::Serialize;
+use tokio::time::timeout;
 
 use super::cluster::snapshot::{failure, is_refusal};
 use crate::args::GlobalArgs;
 use crate::connect::connect_quickly;
 use crate::output::{Output, message};
+
+/// Limit of the request to each node.
+const ANSWER_MAX: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct VersionReport {
@@ -24,7 +31,8 @@ pub(crate) struct VersionReport {
 struct Node {
     node_id: u64,
     endpoint: String,
-    version: String,
+    /// None if the node does not answer.
+    version: Option<String>,
 }
 
 pub(crate) async fn run(global: &GlobalArgs) -> anyhow::Result<()> {
@@ -47,10 +55,19 @@ pub(crate) async fn run(global: &GlobalArgs) -> anyhow::Result<()> {
 async fn nodes(global: &GlobalArgs) -> Result<Vec<Node>, Error> {
     let client = connect_quickly(global).await?;
     let metadata = client.admin().metadata(&[""]).await?;
-    let node = |node: helix_client::proto::log::v1::Node| Node {
-        node_id: node.node_id,
-        endpoint: node.endpoint,
-        version: node.version,
+    let admin = client.admin();
+    let node = |node: helix_client::proto::log::v1::Node| {
+        let admin = &admin;
+        async move {
+            // The version that the node registered may be the one before, and the node may be gone.
+            let status = timeout(ANSWER_MAX, admin.node_status(Some(&node.endpoint))).await;
+            let version = match status {
+                Ok(Ok(status)) => Some(status.version),
+                Ok(Err(error)) if is_refusal(&error) => Some(node.version),
+                Ok(Err(_)) | Err(_) => None,
+            };
+            Node { node_id: node.node_id, endpoint: node.endpoint, version }
+        }
     };
-    Ok(metadata.nodes.into_iter().map(node).collect())
+    Ok(join_all(metadata.nodes.into_iter().map(node)).await)
 }

@@ -65,7 +65,14 @@ fn plan(args: &DemoArgs, directory: &Path) -> anyhow::Result<ClusterPlan> {
     let ports = ports.chunks_exact(2).map(|pair| NodePorts { client: pair[0], peer: pair[1] });
     let directory = Some(directory.to_owned());
     let ports = ports.collect();
-    Ok(ClusterPlan { ports, directory, is_quiet: true, has_admin: false, tls_dir: None })
+    Ok(ClusterPlan {
+        ports,
+        directory,
+        is_quiet: true,
+        has_admin: false,
+        tls_dir: None,
+        settings: Vec::new(),
+    })
 }
 
 fn directory(args: &DemoArgs) -> std::io::Result<TempDir> {

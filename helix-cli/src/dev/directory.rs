@@ -125,7 +125,8 @@ mod tests {
 
     fn args(dir: PathBuf) -> DevStartArgs {
         let base = DevPortArgs { port: 1 };
-        DevStartArgs { nodes: 3, base, memory: false, tls: false, keep: false, dir: Some(dir) }
+        let set = Vec::new();
+        DevStartArgs { nodes: 3, base, memory: false, tls: false, keep: false, dir: Some(dir), set }
     }
 
     #[test]

@@ -12,7 +12,10 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use tokio::time::Instant;
 
-use crate::args::{DevArgs, DevStartArgs, DevSubcommand, GlobalArgs, PEER_PORT_STEP};
+use crate::args::{
+    DevArgs, DevStartArgs, DevSubcommand, GlobalArgs, NodeSettingArg, PEER_PORT_STEP,
+    ignored_variables,
+};
 use crate::child_node::{ChildNode, ProcessState, is_free};
 use crate::commands::cert::make_dev_certificates;
 use crate::exit::{CliError, Exit};
@@ -42,6 +45,11 @@ pub(crate) async fn run(global: &GlobalArgs, args: &DevArgs) -> anyhow::Result<(
 
 async fn start(global: &GlobalArgs, args: &DevStartArgs) -> anyhow::Result<()> {
     let plan = plan(args)?;
+    if !global.quiet {
+        for (variable, key) in ignored_variables() {
+            message!("{variable} is not passed to the nodes; use --set {key}=VALUE");
+        }
+    }
     let mut control = ControlSocket::listen(args.base.port)?;
     let directory = DataDirectory::create(args)?;
     let started = Instant::now();
@@ -124,7 +132,15 @@ fn plan(args: &DevStartArgs) -> anyhow::Result<ClusterPlan> {
     }
     // Hides the log output of nodes that discover each other. Errors still include the last lines.
     let is_quiet = args.nodes > 1 && std::env::var_os("HELIX_LOG").is_none();
-    Ok(ClusterPlan { ports: all, directory: None, is_quiet, has_admin: true, tls_dir: None })
+    let setting = |set: &NodeSettingArg| (set.variable.clone(), set.value.clone());
+    Ok(ClusterPlan {
+        ports: all,
+        directory: None,
+        is_quiet,
+        has_admin: true,
+        tls_dir: None,
+        settings: args.set.iter().map(setting).collect(),
+    })
 }
 
 struct DevCluster {
@@ -310,7 +326,8 @@ mod tests {
 
     fn args(nodes: u8, port: u16) -> DevStartArgs {
         let base = DevPortArgs { port };
-        DevStartArgs { nodes, base, memory: true, tls: false, keep: false, dir: None }
+        let set = Vec::new();
+        DevStartArgs { nodes, base, memory: true, tls: false, keep: false, dir: None, set }
     }
 
     #[test]

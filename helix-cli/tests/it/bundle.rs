@@ -31,14 +31,24 @@ fn bundle_has_the_state_of_cluster_and_machine_without_secrets() {
     for file in ["versions.txt", "nodes.json", "shards.json", "health.json", "server.toml"] {
         assert!(files.iter().any(|it| *it == file), "{file}: {report}");
     }
+    for file in ["topics.json", "groups.json"] {
+        assert!(files.iter().any(|it| *it == file), "{file}: {report}");
+    }
     assert!(files.iter().any(|it| *it == "wal.json"), "{report}");
     let bytes = fs::read(&archive).unwrap();
     assert!(contains(&bytes, "the last line") && contains(&bytes, "node_id = 1"));
     assert!(!contains(&bytes, "hunter2"), "a value that may be secret is in the archive");
     assert!(!contains(&bytes, "zebra"), "a record is in the archive");
 
+    // An archive that exists is replaced only on request.
+    let refused = node.run(&["debug", "bundle", &archive], "");
+    assert_eq!(refused.code, 4, "{refused:?}");
+    assert!(refused.stderr.contains("--force"), "{refused:?}");
+    assert_eq!(fs::read(&archive).unwrap(), bytes);
+
     // Parts that cannot be had do not prevent the others.
-    let partly = node.run(&["debug", "bundle", &archive, "--admin-addr", "127.0.0.1:1"], "");
+    let args = ["debug", "bundle", &archive, "--force", "--admin-addr", "127.0.0.1:1"];
+    let partly = node.run(&args, "");
     assert_eq!(partly.code, 5, "{partly:?}");
     assert!(partly.stderr.contains("metrics-"), "{partly:?}");
 }

@@ -171,7 +171,7 @@ fn closed_output_changes_no_failure() {
         (&["check", "--addr", addr], "", 0),
         (&["check", "--addr", &one_is_dead], "", 1),
         (&["top", "--addr", addr], "", 2),
-        (&["debug", "bundle", &bundle, "--addr", addr], "", 0),
+        (&["debug", "bundle", &bundle, "--force", "--addr", addr], "", 0),
         (&["context", "list"], "", 0),
         (&["context", "add", "-", "--addr", addr], "", 2),
         (&["context", "use", "none"], "", 3),

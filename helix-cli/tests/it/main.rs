@@ -20,6 +20,7 @@ mod recreated;
 mod rights;
 mod terminal;
 mod truth;
+mod unusual;
 mod wal;
 
 use harness::{DevProcess, ServerProcess, helix, json};

@@ -29,8 +29,9 @@ use crate::limits::{
     SESSION_TIMEOUT_MIN, SUBSCRIBED_TOPICS_MAX, TOPIC_NAME_BYTES_MAX,
 };
 use crate::log::{
-    CommittingMember, GroupChange, GroupRefusal, GroupTable, MemberReport, MemberSpec, MemberView,
-    OffsetUpdate, PARTITIONS_PER_GROUP_MAX, PartitionKey, Refusal, TopicOffsets, is_pattern,
+    CommittedRow, CommittingMember, ConsumerGroup, GroupChange, GroupRefusal, GroupTable,
+    MemberReport, MemberSpec, MemberView, OffsetUpdate, PARTITIONS_PER_GROUP_MAX, PartitionKey,
+    Refusal, TopicOffsets, Watermarks, is_pattern,
 };
 use crate::node::{AuthMode, Node};
 use crate::shard::{HeartbeatDetails, Shard};
@@ -262,7 +263,9 @@ impl GroupHandler {
                 let high_watermark = self.node.watermarks_of(key)?.high_watermark;
                 Some(high_watermark.saturating_sub(row.offset()?))
             });
+            let uncommitted_lag = self.uncommitted_lag(&group, visible);
             groups.push(GroupSummary {
+                uncommitted_lag,
                 group: name.to_string(),
                 member_count: u32::try_from(group.members().len()).unwrap_or(u32::MAX),
                 total_lag: lags.sum(),
@@ -270,6 +273,26 @@ impl GroupHandler {
             });
         }
         Ok(ListGroupsResponse { groups, next_page_token })
+    }
+
+    /// Returns the readable records of partitions in which a group has not committed, in the topics
+    /// that are assigned to it or in which it has offsets.
+    fn uncommitted_lag(&self, group: &ConsumerGroup, visible: &Visibility) -> u64 {
+        let assigned = group.assigned_topics().iter().map(|(topic_id, _)| *topic_id);
+        let topics: BTreeSet<u64> =
+            assigned.chain(group.offsets().map(|(key, _)| key.topic_id)).collect();
+        let topics = topics.into_iter().filter_map(|topic_id| self.node.topic_of(topic_id));
+        let keys = topics.filter(|topic| visible.sees_topic(&topic.name)).flat_map(|topic| {
+            let topic_id = topic.id;
+            (0..topic.partition_count).map(move |number| PartitionKey { topic_id, number })
+        });
+        let is_uncommitted =
+            |key: &PartitionKey| group.offset(*key).and_then(CommittedRow::offset).is_none();
+        let readable = keys.filter(is_uncommitted).filter_map(|key| {
+            let Watermarks { log_start, high_watermark } = self.node.watermarks_of(key)?;
+            Some(high_watermark.saturating_sub(log_start))
+        });
+        readable.fold(0, u64::saturating_add)
     }
 
     async fn delete(&self, request: DeleteGroupRequest) -> Result<()> {

@@ -434,6 +434,7 @@ async fn seeks_need_an_empty_group_and_can_be_taken_back() {
 async fn lists_groups_in_pages() {
     let server = TestServer::in_memory().await;
     server.append(&["a", "b", "c"]).await;
+    server.append_to(2, &["d", "e"]).await;
     for name in ["b", "a", "c"] {
         let request = CommitOffsetsRequest {
             group: name.to_owned(),
@@ -448,6 +449,8 @@ async fn lists_groups_in_pages() {
         let request = ListGroupsRequest { page_size: 2, page_token };
         let page = groups(&server).list_groups(request).await.unwrap().into_inner();
         assert!(page.groups.iter().all(|it| it.total_lag == 2 && it.member_count == 0));
+        // Partition 2 has no committed offset.
+        assert!(page.groups.iter().all(|it| it.uncommitted_lag == 2), "{page:?}");
         names.extend(page.groups.into_iter().map(|group| group.group));
         page_token = page.next_page_token;
         if page_token.is_empty() {

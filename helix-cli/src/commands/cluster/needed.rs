@@ -78,8 +78,10 @@ impl NeededNodes {
 
 /// Asks the nodes which of them are needed, after a failure that a lost majority may explain.
 pub(crate) async fn look_up(global: &GlobalArgs) -> Option<String> {
+    // The command has used its --timeout up; a short one leaves little time for this.
+    let limit = global.timeout.map_or(LOOK_UP_MAX, |timeout| timeout.min(LOOK_UP_MAX));
     let snapshot =
-        timeout(LOOK_UP_MAX, ClusterSnapshot::take_within(global, ANSWER_MAX)).await.ok()?.ok()?;
+        timeout(limit, ClusterSnapshot::take_within(global, ANSWER_MAX)).await.ok()?.ok()?;
     NeededNodes::describe(&NeededNodes::of(&snapshot))
 }
 

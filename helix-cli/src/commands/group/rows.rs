@@ -15,7 +15,7 @@ pub(crate) struct GroupRow {
     group: String,
     state: &'static str,
     member_count: u32,
-    /// Records behind the end, over the partitions with a committed offset.
+    /// Records to read, also in partitions without a committed offset.
     total_lag: u64,
 }
 
@@ -25,7 +25,7 @@ impl From<proto::GroupSummary> for GroupRow {
             state: state_name(group.state()),
             group: group.group,
             member_count: group.member_count,
-            total_lag: group.total_lag,
+            total_lag: group.total_lag.saturating_add(group.uncommitted_lag),
         }
     }
 }
