@@ -261,9 +261,9 @@ impl ClusterChoice {
     /// Chooses the cluster.
     ///
     /// The addresses are those of the first of these that has some: `addr`, `context`,
-    /// `HELIX_ADDR`, the current context, and [`ADDR_DEFAULT`]. The context that is named, or else
-    /// the one that supplies the addresses, also supplies its files of TLS. Its token is sent only
-    /// to its own addresses.
+    /// `HELIX_ADDR`, the current context, and [`ADDR_DEFAULT`]. The named context, or else the
+    /// context of the addresses, also supplies its files of TLS. Its token is sent only to its own
+    /// addresses.
     ///
     /// The token is that of `token_file`, of a named `context`, of the environment
     /// ([`TokenSource::from_env`]), or of the current context. Each file of TLS is the one given

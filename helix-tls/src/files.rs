@@ -186,7 +186,7 @@ fn private_key(
         let line = block.line;
         if let Some((first, _)) = found {
             let what = format!("line {line}: is a second private key, after that of line {first}");
-            return Err(wrong(format!("{what}; remove the one that is not the certificate's")));
+            return Err(wrong(format!("{what}; remove the key of another certificate")));
         }
         let key = match block.decode().map_err(wrong)? {
             (SectionKind::PrivateKey, der) => PrivateKeyDer::Pkcs8(der.into()),

@@ -1,7 +1,7 @@
 //! Blocks of PEM files (RFC 7468), with nothing left out in silence.
 //!
-//! A parser that skips what it does not know loses a CA whose first line is damaged, and nobody
-//! notices. Here each line of a file belongs to a block or is certainly a comment; any other line
+//! A parser that skips what it does not know loses a CA whose first line is damaged, without a
+//! word. Here each line of a file belongs to a block or is certainly a comment; any other line
 //! is an error that names it. Blanks and byte order marks around lines are ignored.
 
 use rustls::pki_types::pem::{PemObject, SectionKind};

@@ -108,7 +108,7 @@ fn a_token_goes_out_encrypted_whichever_source_has_the_ca() {
             let running = scope.spawn(|| run(args, env));
             let bytes = first_bytes(&listener);
             assert_ne!(running.join().unwrap().code, 0, "{args:?}");
-            // Connections of retries that nobody has accepted.
+            // Connections of retries that were not accepted.
             listener.set_nonblocking(true).unwrap();
             while listener.accept().is_ok() {}
             listener.set_nonblocking(false).unwrap();
@@ -166,7 +166,7 @@ fn completes_what_the_cluster_has() {
         outcome(command, "").stdout
     };
     assert!(completed(&["cluster", "transf"]).starts_with("transfer-leader"));
-    // The cluster is the one that the command would use, not the one of the environment.
+    // The cluster of the command is asked, not that of the environment.
     let other = ServerProcess::start();
     other.ok(&["topic", "create", "ordinary"]);
     let addr = other.address();

@@ -4,7 +4,10 @@ use crate::harness::{CommandOutput, ServerProcess, command, outcome};
 
 /// A node that checks the rights of callers with a token, and the token of a caller.
 fn node_with_caller(rules: &[&str]) -> (ServerProcess, String) {
-    let node = ServerProcess::start_with(&["--storage", "memory", "--auth", "optional"]);
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("admin-token");
+    let options = ["--storage", "memory", "--auth", "optional", "--admin-token-file"];
+    let node = ServerProcess::start_with(&[&options[..], &[file.to_str().unwrap()]].concat());
     node.ok(&["topic", "create", "orders"]);
     let token = node.ok(&[&["token", "create", "bob", "-q"], rules].concat());
     (node, token.trim().to_owned())

@@ -84,8 +84,8 @@ pub(super) fn requested_rules(
 /// Names of more bytes are refused for every kind.
 const EXPLAINED_BYTES: usize = 255;
 
-/// Checks that each rule can match a resource. Rules that are removed are not checked, so that those
-/// of before can be.
+/// Checks that each rule can match a resource. Removals are not checked, so that old rules can be
+/// removed.
 ///
 /// # Errors
 /// [`Error::InvalidArgument`] with the name that no resource has.
@@ -94,7 +94,7 @@ pub(super) fn check_matchable(rules: &[AccessRule]) -> Result<()> {
         let kind = Kind::from_number(rule.kind);
         let name = rule.name.as_str();
         let can_match = match kind {
-            // A prefix is a name itself, or one that further characters complete.
+            // A prefix is a name itself, or further characters complete it.
             Some(Kind::Topic | Kind::Group) if rule.is_prefix => {
                 name.is_empty() || is_topic_name(&format!("{name}x"))
             }

@@ -1,5 +1,5 @@
 //! `helix cluster health`: merges the issues that the nodes report, with the reporting nodes.
-//! A node that does not answer is an issue too, and one that refuses this caller another one.
+//! A node that does not answer is an issue too, and so is a node that refuses this caller.
 
 use std::time::{Duration, SystemTime};
 

@@ -338,7 +338,7 @@ mod tests {
     #[test]
     fn names_of_clients_forge_no_line() {
         let mut rogue = member("m-1", 1);
-        rogue.client_name = "x\x1b[2J\r\norders/0 is read by nobody".to_owned();
+        rogue.client_name = "x\x1b[2J\r\norders/0 is read by no member".to_owned();
         let explained = GroupExplanation::new(&group(vec![rogue]), &ShortNames::default());
         let (text, lines) = (explained.text(), 1 + explained.members.len());
         assert_eq!(text.lines().count(), lines + explained.partitions.len(), "{text}");
