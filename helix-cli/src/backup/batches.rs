@@ -226,6 +226,11 @@ pub(crate) fn end_offset(stored: &StoredBatch) -> Option<u64> {
     stored.first_offset.checked_add(last)?.checked_add(1)
 }
 
+/// Returns whether the records of a batch have consecutive offsets.
+pub(super) fn is_dense(stored: &StoredBatch) -> bool {
+    stored.offset_deltas.iter().zip(0..).all(|(delta, index)| *delta == index)
+}
+
 /// Counts the records of a batch at or above an offset.
 pub(super) fn record_count_from(stored: &StoredBatch, offset: u64) -> u64 {
     let count = stored.batch.as_ref().map_or(0, |batch| u64::from(batch.record_count));

@@ -8,7 +8,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Context;
-use helix_client::proto::log::v1::{ErrorReason, StoredBatch, Topic as TopicStatus, Watermarks};
+use helix_client::proto::log::v1::{
+    ErrorReason, StoredBatch, Topic as TopicStatus, TopicConfig, Watermarks,
+};
 use helix_client::{
     Batches, Client, Error as ClientError, FetchOptions, Position as ClientPosition, ReadOptions,
     ReadSource, ReadStart, TopicRef,
@@ -38,6 +40,9 @@ const FETCH_BYTES: u64 = 4 << 20;
 /// Bytes and time between two checkpoints, from which an interrupted first run continues.
 const CHECKPOINT_BYTES: u64 = 256 << 20;
 const CHECKPOINT_INTERVAL: Duration = Duration::from_secs(10);
+
+/// Shortest time that deletions stay: each needs several rounds of the cluster before it goes.
+const DELETION_KEPT_MIN: Duration = Duration::from_secs(10);
 
 /// Gaps of one topic that are named in messages.
 const GAPS_SHOWN_MAX: usize = 10;
@@ -101,7 +106,9 @@ pub(crate) async fn run(
     manifest.is_complete = true;
     manifest.begun_at = begun_at;
     manifest.save(directory)?;
+    outcome.outlived = std::mem::take(&mut run.outlived);
     drop(run);
+    remove_earlier_copies(directory, &manifest)?;
     let verdict = outcome.verdict(directory, rows.is_empty());
     Output { format: global.output }.show_with_verdict(&rows, verdict)
 }
@@ -113,13 +120,15 @@ struct BackupOutcome {
     missing_offsets: u64,
     /// Topics without a new copy, and why.
     failed: Vec<(String, anyhow::Error)>,
+    /// Partitions whose copy took longer than deletions stay in them.
+    outlived: Vec<String>,
 }
 
 impl BackupOutcome {
     /// # Errors
     /// Fails if the run copied less than the topics had at its start.
     fn verdict(mut self, directory: &Path, is_empty: bool) -> anyhow::Result<()> {
-        if self.missing_offsets == 0 && self.failed.is_empty() {
+        if self.missing_offsets == 0 && self.failed.is_empty() && self.outlived.is_empty() {
             return Ok(());
         }
         if is_empty && !self.failed.is_empty() {
@@ -132,6 +141,12 @@ impl BackupOutcome {
             let missing = units::count(self.missing_offsets);
             why.push(format!("{missing} offsets were deleted before they were copied"));
         }
+        why.extend(self.outlived.iter().map(|name| {
+            format!(
+                "{name}: the copy took longer than tombstone_retention_time, so it may have \
+                 records of keys that were deleted meanwhile"
+            )
+        }));
         let failure = CliError::new(Exit::Partly, "the backup is not whole; the rest is saved");
         let verify = format!("helix backup verify {}   lists the gaps", directory.display());
         let hint = match self.failed.is_empty() {
@@ -140,6 +155,28 @@ impl BackupOutcome {
         };
         Err(failure.why(why.join("\n")).hint(hint).into())
     }
+}
+
+/// Returns the time that deletions stay in a topic after all older records of their keys are gone.
+fn tombstone_retention(config: &TopicConfig) -> Duration {
+    let is_compacted = SavedTopicConfig::from(config).is_compacted();
+    let time = config.tombstone_retention_time.filter(|_| is_compacted);
+    let time = time.and_then(|time| helix_proto::time::duration(time).ok());
+    time.map_or(Duration::MAX, |time| time.max(DELETION_KEPT_MIN))
+}
+
+/// Removes the files of copies that later ones have replaced.
+fn remove_earlier_copies(directory: &Path, manifest: &Manifest) -> anyhow::Result<()> {
+    for topic in &manifest.topics {
+        for (index, partition) in topic.partitions.iter().enumerate() {
+            // One is left by each run that was interrupted after it had saved the manifest.
+            for copy in partition.copy.saturating_sub(2)..partition.copy {
+                let path = batch_file(directory, &topic.name, index, copy);
+                files::remove(&path).with_context(|| format!("remove {}", path.display()))?;
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Returns an error and its cause as one line.
@@ -231,6 +268,8 @@ struct BackupRun<'a> {
     saved_at: Instant,
     /// Bytes copied since the last checkpoint.
     unsaved_bytes: u64,
+    /// Partitions whose copy took longer than deletions stay in them.
+    outlived: Vec<String>,
 }
 
 impl<'a> BackupRun<'a> {
@@ -243,6 +282,7 @@ impl<'a> BackupRun<'a> {
             is_deleted: false,
             saved_at: Instant::now(),
             unsaved_bytes: 0,
+            outlived: Vec::new(),
         }
     }
 
@@ -262,11 +302,12 @@ impl<'a> BackupRun<'a> {
         if known.is_some_and(|known| known.topic_id != 0 && known.topic_id != topic_id) {
             return Err(recreated(name).into());
         }
+        let source_config = source.status.config.unwrap_or_default();
         let mut topic = SavedTopic {
             name: name.to_owned(),
             topic_id,
             replication_factor: source.status.replication_factor,
-            config: SavedTopicConfig::from(&source.status.config.unwrap_or_default()),
+            config: SavedTopicConfig::from(&source_config),
             is_partial: false,
             partitions: known.map(|topic| topic.partitions.clone()).unwrap_or_default(),
         };
@@ -275,19 +316,25 @@ impl<'a> BackupRun<'a> {
         }
         // A checkpoint states the number of partitions too.
         let added = &source.watermarks[topic.partitions.len()..];
-        topic.partitions.extend(added.iter().map(|marks| SavedPartition {
-            log_start_offset: marks.log_start_offset,
-            next_offset: marks.log_start_offset,
-            ..SavedPartition::default()
-        }));
+        let begin = |marks: &Watermarks| SavedPartition::begin(marks.log_start_offset, 0);
+        topic.partitions.extend(added.iter().map(begin));
         let mut gaps = Vec::new();
         let mut missing_offsets = 0;
         for (index, watermarks) in source.watermarks.iter().enumerate() {
-            let before = topic.partitions[index].clone();
+            let earlier = topic.partitions[index].clone();
+            let mut before = earlier.clone();
             let source = TopicRef::with_id(name, topic_id);
             let mut copy = self.partition(source, index, &before, *watermarks).await?;
             loop {
                 let is_done = copy.step(self).await?;
+                if copy.may_lack_deletions(before.next_offset, topic.config.is_compacted()) {
+                    if !self.is_quiet {
+                        message!("{}: compacted since the last run, copying all of it", copy.name);
+                    }
+                    before = SavedPartition::begin(watermarks.log_start_offset, before.copy + 1);
+                    copy = self.partition(source, index, &before, *watermarks).await?;
+                    continue;
+                }
                 topic.partitions[index] = copy.sync()?;
                 // Only a first run saves checkpoints: a later one keeps the previous backup valid.
                 if !manifest.is_complete && self.is_checkpoint_due() {
@@ -298,6 +345,15 @@ impl<'a> BackupRun<'a> {
                 if is_done {
                     break;
                 }
+            }
+            if self.is_deleted && before.copy > earlier.copy {
+                // The earlier copy has more than what could still be copied.
+                (before, copy.partition) = (earlier.clone(), earlier);
+                copy.partition.skip(watermarks.high_watermark, GapCause::TopicDeleted);
+                topic.partitions[index] = copy.partition.clone();
+            }
+            if copy.begun_at.elapsed() >= tombstone_retention(&source_config) {
+                self.outlived.push(copy.name.clone());
             }
             let kept = &copy.partition;
             let is_new = |gap: &&SavedGap| gap.next_offset > before.next_offset;
@@ -345,7 +401,7 @@ impl<'a> BackupRun<'a> {
         before: &SavedPartition,
         watermarks: Watermarks,
     ) -> anyhow::Result<PartitionCopy> {
-        let path = batch_file(self.directory, topic.name, index);
+        let path = batch_file(self.directory, topic.name, index, before.copy);
         let number = partition_number(index);
         let mut partition = before.clone();
         self.check_continuity(topic, number, &path, &mut partition, watermarks).await?;
@@ -359,7 +415,20 @@ impl<'a> BackupRun<'a> {
         let name = format!("{}/{number}", topic.name);
         let (topic, topic_id) = (topic.name.to_owned(), topic.id);
         let end = watermarks.high_watermark;
-        Ok(PartitionCopy { topic, topic_id, number, name, path, writer, partition, end })
+        let begun_at = Instant::now();
+        let has_holes = false;
+        Ok(PartitionCopy {
+            topic,
+            topic_id,
+            number,
+            name,
+            path,
+            writer,
+            partition,
+            end,
+            begun_at,
+            has_holes,
+        })
     }
 
     /// Checks that the partition continues where the backup ends. Records deleted since become a
@@ -491,9 +560,24 @@ struct PartitionCopy {
     partition: SavedPartition,
     /// End offset, exclusive.
     end: u64,
+    begun_at: Instant,
+    /// Some offsets that this copy has read no longer have a record.
+    has_holes: bool,
 }
 
 impl PartitionCopy {
+    /// Returns whether the copy continues an earlier run, and may lack deletions of records that
+    /// the earlier run has copied. Compaction removes a deletion once it has been there for a
+    /// while. Without holes, nothing was removed since.
+    fn may_lack_deletions(&self, continued_at: u64, is_compacted: bool) -> bool {
+        let is_new_trim =
+            |gap: &SavedGap| gap.cause == GapCause::Trimmed && gap.next_offset > continued_at;
+        let has_trims = self.partition.gaps.iter().any(is_new_trim);
+        let has_earlier =
+            self.partition.batch_count > 0 && continued_at > self.partition.log_start_offset;
+        has_earlier && (self.has_holes || is_compacted && has_trims)
+    }
+
     /// Copies up to the end or the next checkpoint. Returns true at the end.
     async fn step(&mut self, run: &mut BackupRun<'_>) -> anyhow::Result<bool> {
         let mut bytes = 0;
@@ -518,11 +602,14 @@ impl PartitionCopy {
                 }
             };
             for batch in &fetched.batches {
+                let has_gap = batch.first_offset > self.partition.next_offset;
+                self.has_holes |= has_gap || !batch.offset_deltas.is_empty();
                 bytes += self.add(batch, run)?;
             }
             // Skips offsets that compaction has removed.
             let next = self.partition.next_offset.max(fetched.next_offset.min(self.end));
             anyhow::ensure!(next > from, "{}: no records from offset {from} on", self.name);
+            self.has_holes |= next > self.partition.next_offset;
             self.partition.next_offset = next;
         }
         run.unsaved_bytes += bytes;

@@ -18,8 +18,12 @@ use crate::{files, units};
 
 /// Version of the layout of the manifest and the batch files.
 ///
-/// Format 2 has gaps, partial topics, and partitions without a file.
-const FORMAT: u32 = 2;
+/// Format 2 has gaps, partial topics, and partitions without a file. Format 3 has partitions that
+/// were copied again as a whole.
+const FORMAT: u32 = 3;
+
+/// Format of a backup in which every partition is the first copy.
+const FORMAT_WITHOUT_COPIES: u32 = 2;
 
 /// Oldest format that can be read and extended.
 const FORMAT_MIN: u32 = 1;
@@ -137,6 +141,15 @@ pub(crate) struct SavedPartition {
     /// Ranges that were deleted in the cluster before they were copied, in order.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) gaps: Vec<SavedGap>,
+    /// Whole copies before this one, each in a file of its own; absent for the first.
+    #[serde(default, skip_serializing_if = "is_first_copy")]
+    pub(crate) copy: u32,
+}
+
+/// For `skip_serializing_if`.
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_first_copy(copy: &u32) -> bool {
+    *copy == 0
 }
 
 /// A range of offsets without records in the backup.
@@ -175,10 +188,17 @@ fn is_false(value: &bool) -> bool {
     !value
 }
 
+impl SavedTopicConfig {
+    /// Returns whether the topic is compacted by key.
+    pub(super) fn is_compacted(&self) -> bool {
+        !is_delete_policy(&self.cleanup)
+    }
+}
+
 impl Manifest {
     pub(crate) fn new(cluster_id: &str, begun_at: String) -> Self {
         Self {
-            format: FORMAT,
+            format: FORMAT_WITHOUT_COPIES,
             version: env!("CARGO_PKG_VERSION").to_owned(),
             cluster_id: cluster_id.to_owned(),
             begun_at,
@@ -225,9 +245,17 @@ impl Manifest {
     pub(crate) fn save(&self, directory: &Path) -> anyhow::Result<()> {
         let path = directory.join(NAME);
         let version = env!("CARGO_PKG_VERSION").to_owned();
-        let manifest = Self { format: FORMAT, version, ..self.clone() };
+        let manifest = Self { format: self.needed_format(), version, ..self.clone() };
         files::replace(&path, &seal(&manifest)?)
             .with_context(|| format!("write {}", path.display()))
+    }
+
+    /// Returns the oldest format that has all of the manifest, so that earlier versions of the
+    /// program read what they can.
+    fn needed_format(&self) -> u32 {
+        let partitions = self.topics.iter().flat_map(|topic| &topic.partitions);
+        let has_later_copies = partitions.into_iter().any(|it| it.copy > 0);
+        if has_later_copies { FORMAT } else { FORMAT_WITHOUT_COPIES }
     }
 
     pub(crate) fn topic(&self, name: &str) -> Option<&SavedTopic> {
@@ -299,6 +327,12 @@ impl SavedPartition {
         FilePrefix { file_bytes: self.file_bytes, crc32: self.crc32 }
     }
 
+    /// Returns an empty copy of a partition from an offset on, after `copies` earlier ones.
+    pub(super) fn begin(log_start_offset: u64, copies: u32) -> Self {
+        let next_offset = log_start_offset;
+        Self { log_start_offset, next_offset, copy: copies, ..Self::default() }
+    }
+
     /// Returns the number of offsets in gaps.
     pub(crate) fn missing_offsets(&self) -> u64 {
         self.gaps.iter().map(|gap| gap.next_offset - gap.first_offset).sum()
@@ -336,10 +370,14 @@ impl SavedPartition {
     }
 }
 
-/// Returns the batch file of a partition. The prefix of the directory name keeps the topic names
-/// `.` and `..` valid.
-pub(crate) fn batch_file(directory: &Path, topic: &str, partition: usize) -> PathBuf {
-    topic_directory(directory, topic).join(format!("partition-{partition}"))
+/// Returns the file of a copy of a partition. The prefix of the directory name keeps the topic
+/// names `.` and `..` valid.
+pub(crate) fn batch_file(directory: &Path, topic: &str, partition: usize, copy: u32) -> PathBuf {
+    let name = match copy {
+        0 => format!("partition-{partition}"),
+        _ => format!("partition-{partition}.{copy}"),
+    };
+    topic_directory(directory, topic).join(name)
 }
 
 pub(crate) fn topic_directory(directory: &Path, topic: &str) -> PathBuf {
@@ -532,7 +570,14 @@ mod tests {
         assert_eq!((loaded.format, loaded.topics[0].partitions[0].next_offset), (1, 7));
         let directory = tempfile::tempdir().unwrap();
         loaded.save(directory.path()).unwrap();
-        assert_eq!(Manifest::load(directory.path()).unwrap().unwrap().format, FORMAT);
+        let written = || Manifest::load(directory.path()).unwrap().unwrap();
+        assert_eq!(written().format, FORMAT_WITHOUT_COPIES);
+        // Only a later copy needs a program that knows it.
+        let mut copied = written();
+        copied.topics[0].partitions[0].copy = 1;
+        copied.save(directory.path()).unwrap();
+        assert_eq!(written().format, FORMAT);
+        assert_eq!(written().topics, copied.topics);
     }
 
     #[test]

@@ -3,8 +3,10 @@
 
 use std::collections::VecDeque;
 use std::path::Path;
+use std::sync::OnceLock;
 
 use anyhow::Context;
+use futures_util::{StreamExt, TryStreamExt, stream};
 use helix_client::proto::batch;
 use helix_client::proto::log::v1::{
     AllowedCompression, CleanupPolicy, Durability, EncodedBatch, StoredBatch, Topic as TopicStatus,
@@ -18,7 +20,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use tonic::Code;
 
-use super::batches::{BatchFileReader, FileDamage, record_count_from};
+use super::batches::{BatchFileReader, FileDamage, is_dense, record_count_from};
 use super::manifest::{
     SavedGap, SavedPartition, SavedTopic, batch_file, load_complete, select_topics,
 };
@@ -26,7 +28,7 @@ use super::progress::ProgressLine;
 use super::verify;
 use crate::args::{GlobalArgs, RestoreArgs};
 use crate::connect::connect;
-use crate::exit::{CliError, Exit};
+use crate::exit::{self, CliError, Exit};
 use crate::offset_lookup;
 use crate::output::Output;
 
@@ -38,6 +40,12 @@ const FILLERS_MAX: u64 = 1 << 16;
 
 /// An empty record in a payload: a tag and a length of 0.
 const FILLER: [u8; 2] = [0x0A, 0];
+
+/// Fencing token of the partitions of a topic while it is restored.
+const MARK: &str = "restore-unfinished";
+
+/// Partitions that are marked at the same time.
+const MARKS_MAX: usize = 64;
 
 /// Fields of the topic settings; all are restored from the backup.
 const FIELDS: [&str; 10] = [
@@ -82,7 +90,7 @@ pub(crate) async fn run(global: &GlobalArgs, args: &RestoreArgs) -> anyhow::Resu
     if args.keep_offsets {
         check_gaps(&topics)?;
     }
-    verify::check_all(&args.dir, &topics)?;
+    verify::check_all(&args.dir, &topics, args.keep_offsets)?;
     if !global.quiet {
         verify::warn_of_missing(&topics);
     }
@@ -99,7 +107,10 @@ pub(crate) async fn run(global: &GlobalArgs, args: &RestoreArgs) -> anyhow::Resu
     let mut progress = ProgressLine::new(global, "restoring");
     let mut rows = Vec::new();
     for restore in &restores {
-        rows.extend(restore.run(&args.dir, &mut progress).await?);
+        match restore.run(&args.dir, &mut progress).await {
+            Ok(restored) => rows.extend(restored),
+            Err(error) => return Err(restore.give_up(error).await),
+        }
     }
     drop(progress);
     Output { format: global.output }.show(&rows)
@@ -137,6 +148,10 @@ struct TopicRestore<'a> {
     keeps_offsets: bool,
     /// Watermarks of the existing topic, by partition.
     present: Vec<Watermarks>,
+    /// The topic has the mark of an unfinished restore until the end of this one.
+    is_marked: bool,
+    /// Id of the topic that this run has begun to fill.
+    begun: OnceLock<u64>,
 }
 
 impl<'a> TopicRestore<'a> {
@@ -166,12 +181,24 @@ impl<'a> TopicRestore<'a> {
             for (present, partition) in present.iter_mut().zip(bounds) {
                 *present = partition.watermarks;
             }
+            if !resume && is_unfinished(found) {
+                return Err(unfinished(&name).into());
+            }
             if !resume && present.iter().any(|marks| marks.high_watermark > 0) {
                 return Err(not_empty(&name).into());
             }
         }
+        let is_marked = found.as_ref().is_none_or(is_unfinished);
         let exists = found.map(|found| found.topic_id);
-        Ok(Self { client, topic, name, config, exists, keeps_offsets, present })
+        let begun = OnceLock::new();
+        let restore =
+            Self { client, topic, name, config, exists, keeps_offsets, present, is_marked, begun };
+        if restore.exists.is_none() {
+            // The settings that it will have at the end, which the cluster may not know.
+            let checked = restore.create(&restore.config, true).await;
+            checked.with_context(|| format!("create {}", restore.name))?;
+        }
+        Ok(restore)
     }
 
     /// Checks that the existing records are a prefix of the backup. Changes nothing.
@@ -181,7 +208,7 @@ impl<'a> TopicRestore<'a> {
     async fn check(&self, directory: &Path) -> anyhow::Result<()> {
         for (index, partition) in self.topic.partitions.iter().enumerate() {
             let number = u32::try_from(index).context("count the partitions")?;
-            let path = batch_file(directory, &self.topic.name, index);
+            let path = batch_file(directory, &self.topic.name, index, partition.copy);
             let topic_id = self.exists.unwrap_or(0);
             PartitionRestore::new(self, topic_id, number, partition).check(&path).await?;
         }
@@ -195,12 +222,17 @@ impl<'a> TopicRestore<'a> {
     ) -> anyhow::Result<Vec<RestoreRow>> {
         let name = &self.name;
         let relaxed = self.relaxed_config();
-        let created = self.create(&relaxed).await.with_context(|| format!("create {name}"))?;
-        let topic_id = created.topic_id;
+        let created = self.create(&relaxed, false).await;
+        let topic_id = created.with_context(|| format!("create {name}"))?.topic_id;
+        // Ignored: a restore runs once.
+        let _ = self.begun.set(topic_id);
+        if self.is_marked {
+            self.mark(topic_id, None, MARK).await?;
+        }
         let mut rows = Vec::new();
         for (index, partition) in self.topic.partitions.iter().enumerate() {
             let number = u32::try_from(index).context("count the partitions")?;
-            let path = batch_file(directory, &self.topic.name, index);
+            let path = batch_file(directory, &self.topic.name, index, partition.copy);
             let mut target = PartitionRestore::new(self, topic_id, number, partition);
             let written = target.fill(&path, progress).await;
             let new_records = written.with_context(|| format!("restore {name}/{number}"))?;
@@ -220,7 +252,43 @@ impl<'a> TopicRestore<'a> {
             let changed = self.client.admin().update_topic(topic, &self.config, &FIELDS).await;
             changed.with_context(|| format!("set the limits of {name}"))?;
         }
+        if self.is_marked {
+            self.mark(topic_id, Some(MARK), "").await?;
+        }
         Ok(rows)
+    }
+
+    /// Sets the fencing token of every partition.
+    async fn mark(&self, id: u64, expected: Option<&str>, token: &str) -> anyhow::Result<()> {
+        let (name, admin) = (self.name.as_str(), self.client.admin());
+        let set = |partition: u32| {
+            let admin = &admin;
+            async move {
+                let topic = TopicRef::with_id(name, id);
+                let set = admin.set_fencing_token(topic, partition, expected, token).await;
+                set.with_context(|| format!("mark {name}/{partition}")).map(drop)
+            }
+        };
+        let partitions = 0..u32::try_from(self.topic.partitions.len())?;
+        stream::iter(partitions.map(set)).buffer_unordered(MARKS_MAX).try_collect().await
+    }
+
+    /// Ends a restore that failed. Removes the topic if this run has created it and a repetition
+    /// would fail again; else says that it is not whole.
+    async fn give_up(&self, error: anyhow::Error) -> anyhow::Error {
+        let (name, Some(topic_id)) = (&self.name, self.begun.get()) else { return error };
+        let may_continue = matches!(exit::of(&error), Exit::Unavailable | Exit::Interrupted);
+        if self.exists.is_none() && !may_continue {
+            let topic = TopicRef::with_id(name, *topic_id);
+            let deleted = self.client.admin().delete_topic(topic).await;
+            if deleted.is_ok() || deleted.is_err_and(|error| error.code == Code::NotFound) {
+                return error.context(format!("{name} could not be restored and was removed"));
+            }
+        }
+        error.context(format!(
+            "{name} is only partly restored and has relaxed settings; finish with --resume, or \
+             delete it"
+        ))
     }
 
     /// Returns the settings during the restore: without retention, and with limits that fit batches
@@ -241,7 +309,11 @@ impl<'a> TopicRestore<'a> {
         }
     }
 
-    async fn create(&self, config: &TopicConfig) -> anyhow::Result<TopicStatus> {
+    async fn create(
+        &self,
+        config: &TopicConfig,
+        validate_only: bool,
+    ) -> anyhow::Result<TopicStatus> {
         let admin = self.client.admin();
         let partition_count = u32::try_from(self.topic.partitions.len())?;
         if let Some(topic_id) = self.exists {
@@ -251,7 +323,8 @@ impl<'a> TopicRestore<'a> {
         }
         // Uses the replication factor of this cluster, not that of the backup.
         let config = *config;
-        let topic = NewTopic { config, ..NewTopic::new(&self.name, partition_count) };
+        let topic =
+            NewTopic { config, validate_only, ..NewTopic::new(&self.name, partition_count) };
         Ok(admin.create_topic(&topic).await?)
     }
 }
@@ -268,6 +341,20 @@ fn check_partitions(found: &TopicStatus, topic: &SavedTopic) -> anyhow::Result<(
         return Err(failure.hint("--as NAME").into());
     }
     Ok(())
+}
+
+/// Returns whether a topic has the mark of a restore that did not finish.
+fn is_unfinished(found: &TopicStatus) -> bool {
+    found.partitions.iter().any(|partition| partition.fencing_token.as_deref() == Some(MARK))
+}
+
+fn unfinished(name: &str) -> CliError {
+    let failure =
+        CliError::new(Exit::Precondition, format!("the restore of {name} did not finish"));
+    failure.why("the topic has the mark of that restore, and relaxed settings").hint(
+        "--resume    continues it\n\
+         helix topic delete NAME   removes the part that was restored",
+    )
 }
 
 fn not_empty(name: &str) -> CliError {
@@ -450,8 +537,7 @@ impl<'a> PartitionRestore<'a> {
     /// Fails if a record of the batch would get another offset than in the backup.
     fn expect_no_gap(&self, stored: &StoredBatch) -> anyhow::Result<()> {
         let first = stored.first_offset.max(self.first_offset);
-        let is_dense = stored.offset_deltas.iter().zip(0..).all(|(delta, index)| *delta == index);
-        if first == self.next_offset && is_dense {
+        if first == self.next_offset && is_dense(stored) {
             return Ok(());
         }
         let what = format!("the backup has no record at offset {}", self.next_offset);

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use super::batches::{BatchFileReader, FileDamage, end_offset, record_count_from};
+use super::batches::{BatchFileReader, FileDamage, end_offset, is_dense, record_count_from};
 use super::manifest::{
     GapCause, SavedPartition, SavedTopic, batch_file, load_complete, select_topics,
 };
@@ -61,7 +61,8 @@ pub(crate) fn run(global: &GlobalArgs, directory: &Path, names: &[String]) -> an
     }
     for topic in topics {
         for (index, partition) in topic.partitions.iter().enumerate() {
-            let outcome = check(&batch_file(directory, &topic.name, index), partition);
+            let outcome =
+                check(&batch_file(directory, &topic.name, index, partition.copy), partition);
             verified.files.push(VerifiedFile {
                 topic: topic.name.clone(),
                 partition: index,
@@ -117,34 +118,73 @@ fn damaged(count: usize) -> CliError {
 /// Verifies the batch files of topics.
 ///
 /// # Errors
-/// Fails if a file is damaged; the error lists the damage of every file.
-pub(super) fn check_all(directory: &Path, topics: &[SavedTopic]) -> anyhow::Result<()> {
+/// Fails if a file is damaged; the error lists the damage of every file. With `keeps_offsets`, it
+/// also fails if a partition has records above offsets that compaction has removed.
+pub(super) fn check_all(
+    directory: &Path,
+    topics: &[SavedTopic],
+    keeps_offsets: bool,
+) -> anyhow::Result<()> {
     let mut findings = Vec::new();
+    let mut holes = Vec::new();
     for topic in topics {
         for (index, partition) in topic.partitions.iter().enumerate() {
-            findings.extend(check(&batch_file(directory, &topic.name, index), partition).err());
+            match check(&batch_file(directory, &topic.name, index, partition.copy), partition) {
+                Ok(None) => {}
+                Ok(Some(offset)) => {
+                    holes.push(format!("{}/{index} at offset {offset}", topic.name))
+                }
+                Err(damage) => findings.push(damage),
+            }
         }
     }
     if findings.is_empty() {
-        return Ok(());
+        return match holes.len() {
+            0 => Ok(()),
+            _ if !keeps_offsets => Ok(()),
+            count => Err(compacted(&holes, count).into()),
+        };
     }
     let lines: Vec<_> = findings.iter().map(FileDamage::to_string).collect();
     Err(damaged(findings.len()).why(lines.join("\n")).into())
 }
 
-/// Reads a batch file and compares its counts with the manifest.
-fn check(path: &Path, partition: &SavedPartition) -> Result<(), FileDamage> {
+/// Returns the error of partitions that cannot keep their offsets.
+fn compacted(holes: &[String], count: usize) -> CliError {
+    let first: Vec<_> = holes.iter().take(HOLES_SHOWN_MAX).map(String::as_str).collect();
+    let what = "the backup has records above offsets that compaction has removed";
+    let more = if count > first.len() { ", ..." } else { "" };
+    let why = format!(
+        "offsets are assigned without gaps; {} of these partitions: {}{more}",
+        units::count(count as u64),
+        first.join(", ")
+    );
+    let failure = CliError::new(Exit::Precondition, what).why(why);
+    failure.hint("omit --keep-offsets to assign new offsets; nothing was changed")
+}
+
+/// Partitions with holes that an error names.
+const HOLES_SHOWN_MAX: usize = 10;
+
+/// Reads a batch file and compares its counts with the manifest. Returns the first offset without a
+/// record that has records above it, if there is one.
+fn check(path: &Path, partition: &SavedPartition) -> Result<Option<u64>, FileDamage> {
     let mut reader = BatchFileReader::open(path, partition.file_prefix())?;
     let (mut batches, mut records) = (0, 0);
     let mut end = partition.log_start_offset;
+    let mut hole = None;
     while let Some(batch) = reader.next()? {
         batches += 1;
+        let first = batch.first_offset.max(partition.log_start_offset);
+        if first != end || !is_dense(&batch) {
+            hole = hole.or(Some(end));
+        }
         records += record_count_from(&batch, partition.log_start_offset);
         end = end_offset(&batch).unwrap_or(end);
     }
     let counts_match = batches == partition.batch_count && records == partition.record_count;
     if counts_match && end <= partition.next_offset {
-        return Ok(());
+        return Ok(hole);
     }
     let what = format!(
         "{records} records in {batches} batches up to offset {end} differ from the manifest"

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 use serde_json::Value;
 
-use crate::harness::{CommandOutput, ServerProcess, command, helix, json, signal};
+use crate::harness::{CommandOutput, ServerProcess, command, helix, json, signal, until};
 
 /// Lines of the topics for interrupted runs; enough to kill the program before the run ends.
 const LARGE_LINES: usize = 60_000;
@@ -432,4 +432,96 @@ fn interrupted_restore_is_resumed_with_resume_flag() {
     let topic = json(&node.ok(&["topic", "describe", "other", "-o", "json"]));
     assert_eq!(topic["config"]["retention_bytes"], 1 << 30, "the topic is unchanged");
     assert_eq!(node.ok(&["consume", "other"]), "something else\n");
+}
+
+/// Starts a node that compacts tables soon, with a topic that keeps no deletions.
+fn start_compacting(directory: &Path) -> ServerProcess {
+    let path = directory.to_str().unwrap();
+    let node = ServerProcess::start_with(&["--data-dir", path, "--cleaner-lag", "1s"]);
+    let table = ["topic", "create", "table", "--partitions", "1", "--cleanup", "compact"];
+    node.ok(&[&table[..], &["--tombstone-retention-time", "0s"]].concat());
+    node
+}
+
+fn put(node: &ServerProcess, records: &str) {
+    node.ok_with(&["produce", "table", "--key-separator", ":"], records);
+}
+
+/// Returns the keys of the records in a topic, by offset.
+fn keys(node: &ServerProcess, topic: &str) -> Vec<(u64, String)> {
+    let text = node.ok(&["consume", topic, "-o", "jsonl"]);
+    let record = |line: &str| {
+        let record = json(line);
+        (record["offset"].as_u64().unwrap(), record["key"].as_str().unwrap().to_owned())
+    };
+    text.lines().map(record).collect()
+}
+
+#[test]
+fn topics_with_gaps_keep_no_offsets_and_nothing_is_begun() {
+    let directory = tempfile::tempdir().unwrap();
+    let node = start_compacting(directory.path());
+    node.ok(&["topic", "create", "a-plain", "--partitions", "1"]);
+    node.ok_with(&["produce", "a-plain"], "x\ny\n");
+    put(&node, "a:1\nb:1\nc:1\nd:1\ne:1\n");
+    for number in 0..20 {
+        put(&node, &format!("z:{number}\n"));
+    }
+    until("replaced records are gone", || keys(&node, "table").len() == 6);
+    let newest = [(1, "b"), (2, "c"), (3, "d"), (4, "e"), (24, "z")];
+    let newest: Vec<_> = newest.map(|(offset, key)| (offset, key.to_owned())).into();
+    assert_eq!(keys(&node, "table")[1..], newest);
+    // The last records are counted, not the last offsets.
+    for args in [&["tail", "table", "-n", "5"][..], &["consume", "table", "--from=-5"]] {
+        let shown = node.ok(&[args, &["-f", "%k"]].concat());
+        assert_eq!(shown, "bcdez", "{args:?}");
+    }
+    assert_eq!(node.ok(&["tail", "table", "-n", "100", "-f", "%k"]), "abcdez");
+
+    let backups = tempfile::tempdir().unwrap();
+    let saved = backups.path().join("backup");
+    backup(&node, &saved, &["--topic", "a-plain", "--topic", "table"]);
+    let other = ServerProcess::start();
+    let refused = restore(&other, &saved, &["--keep-offsets"]);
+    assert_eq!(refused.code, 4, "{refused:?}");
+    assert!(refused.stderr.contains("table/0 at offset 5"), "{refused:?}");
+    let listed = other.ok(&["topic", "list"]);
+    assert!(!listed.contains("a-plain") && !listed.contains("table"), "{listed}");
+    let restored = restore(&other, &saved, &[]);
+    assert_eq!(restored.code, 0, "{restored:?}");
+    let table = json(&other.ok(&["topic", "describe", "table", "-o", "json"]));
+    assert_eq!(
+        (&table["config"]["cleanup"], &table["partitions"][0]["fencing_token"]),
+        (&"compact".into(), &Value::Null)
+    );
+}
+
+#[test]
+fn later_backups_of_a_table_bring_no_deleted_key_back() {
+    let directory = tempfile::tempdir().unwrap();
+    let node = start_compacting(directory.path());
+    put(&node, "deleted:1\nkept:1\n");
+    let backups = tempfile::tempdir().unwrap();
+    let saved = backups.path().join("backup");
+    backup(&node, &saved, &["--topic", "table"]);
+    put(&node, "later:1\n");
+    // Nothing is compacted yet, or the whole topic is copied again.
+    backup(&node, &saved, &["--topic", "table"]);
+    node.ok(&["produce", "table", "--key", "deleted", "--tombstone"]);
+    until("the deletion is gone", || {
+        put(&node, "kept:2\n");
+        !keys(&node, "table").iter().any(|(_, key)| key == "deleted")
+    });
+    let rows = backup(&node, &saved, &["--topic", "table"]);
+    assert_eq!(rows[0]["missing_offsets"], 0, "{rows}");
+    assert_eq!(verify(&saved).code, 0);
+    assert_eq!(files(&saved).len(), 2, "one manifest, one copy: {:?}", files(&saved));
+    let other = ServerProcess::start();
+    assert_eq!(restore(&other, &saved, &[]).code, 0);
+    let restored = contents(&other, "table");
+    assert!(!restored.iter().any(|(_, key, _)| key == "deleted"), "{restored:?}");
+    // A run after it continues the new copy.
+    put(&node, "more:1\n");
+    backup(&node, &saved, &["--topic", "table"]);
+    assert_eq!(verify(&saved).code, 0);
 }
