@@ -1,14 +1,17 @@
 //! Resolves positions to offsets in each partition of a topic.
 //! `consume`, `tail`, `offsets`, `topic trim` and backups use it.
 
+mod newest_records;
+
 use std::collections::BTreeMap;
 
 use anyhow::Context;
-use helix_client::proto::log::v1::{ResolvedOffset, Watermarks};
+use helix_client::proto::log::v1::{ErrorDetail, ErrorReason, ResolvedOffset, Watermarks};
 use helix_client::{
-    Batches, Client, FetchOptions, Position as ClientPosition, ReadOptions, ReadSource, ReadStart,
-    TopicRef,
+    Batches, Client, Error as ClientError, FetchOptions, Position as ClientPosition, ReadOptions,
+    ReadSource, ReadStart, TopicRef,
 };
+use helix_proto::error as wire;
 
 use crate::clock;
 use crate::position::PositionArg;
@@ -81,6 +84,50 @@ async fn resolve_by_read(
     Ok(fetched.into_iter().map(resolved).collect())
 }
 
+/// Resolves a position as [`offsets`] does, for commands that delete records or move offsets: an
+/// offset beyond the end is not moved to the end, which would delete or skip everything.
+///
+/// # Errors
+/// `OFFSET_OUT_OF_RANGE`, with the first partition that ends before the position.
+pub(crate) async fn existing_offsets(
+    client: &Client,
+    topic: TopicRef<'_>,
+    bounds: &[PartitionBounds],
+    position: &PositionArg,
+) -> anyhow::Result<Vec<u64>> {
+    for PartitionBounds { partition, watermarks } in bounds {
+        if let Some(requested) = beyond_end(position, watermarks) {
+            let error = out_of_range(requested, *watermarks);
+            return Err(error).with_context(|| format!("{}/{partition}", topic.name));
+        }
+    }
+    offsets(client, topic, bounds, position, ReadSource::Leader).await
+}
+
+/// Returns the offset that a position names if it is beyond the end.
+fn beyond_end(position: &PositionArg, watermarks: &Watermarks) -> Option<u64> {
+    let requested = match position {
+        PositionArg::Offset(offset) => *offset,
+        PositionArg::AfterStart(records) => watermarks.log_start_offset.saturating_add(*records),
+        PositionArg::Earliest
+        | PositionArg::Latest
+        | PositionArg::BeforeEnd(_)
+        | PositionArg::At(_)
+        | PositionArg::Ago(_) => return None,
+    };
+    (requested > watermarks.high_watermark).then_some(requested)
+}
+
+/// Returns the error of the service for an offset that cannot be read.
+fn out_of_range(requested: u64, watermarks: Watermarks) -> ClientError {
+    let Watermarks { log_start_offset, high_watermark } = watermarks;
+    let message =
+        format!("offset {requested} is out of range {log_start_offset}..{high_watermark}");
+    let detail = wire::detail(ErrorReason::OffsetOutOfRange);
+    let detail = ErrorDetail { watermarks: Some(watermarks), ..detail };
+    ClientError::from(wire::to_status(&detail, &message, None))
+}
+
 /// Resolves a position in each partition to an offset within its bounds.
 pub(crate) async fn offsets(
     client: &Client,
@@ -104,6 +151,11 @@ pub(crate) async fn offsets(
             PositionArg::At(_) | PositionArg::Ago(_) => None,
         }
     };
+    if let PositionArg::BeforeEnd(records) = position
+        && newest_records::may_have_gaps(client, topic).await?
+    {
+        return newest_records::starts(client, topic, bounds, *records, source).await;
+    }
     let now = clock::now();
     let Some(time) = position.time(now) else {
         // All other positions follow from the watermarks.
@@ -120,4 +172,34 @@ pub(crate) async fn offsets(
         found.get(&bounds.partition).map_or(end, |offset| end.min(*offset))
     };
     Ok(bounds.iter().map(offset).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_positions_beyond_the_end_do_not_exist() {
+        let watermarks = Watermarks { log_start_offset: 100, high_watermark: 1000 };
+        for (position, beyond) in [
+            ("1000", None),
+            ("1001", Some(1001)),
+            ("10000", Some(10000)),
+            ("18446744073709551615", Some(u64::MAX)),
+            ("5", None),
+            ("+900", None),
+            ("+901", Some(1001)),
+            ("+18446744073709551615", Some(u64::MAX)),
+            ("-5000", None),
+            ("latest", None),
+            ("earliest", None),
+            ("@2999-01-01", None),
+        ] {
+            let position: PositionArg = position.parse().unwrap();
+            assert_eq!(beyond_end(&position, &watermarks), beyond, "{position}");
+        }
+        let error = out_of_range(1001, watermarks);
+        assert!(error.is(ErrorReason::OffsetOutOfRange), "{error}");
+        assert_eq!(error.watermarks, Some(watermarks));
+    }
 }

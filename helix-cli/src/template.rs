@@ -118,11 +118,16 @@ fn time(out: &mut Vec<u8>, form: TemplateForm, time: Option<SystemTime>) {
     let Some(time) = time else { return };
     match form {
         TemplateForm::Millis => {
-            let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-            number(out, u64::try_from(since.as_millis()).unwrap_or(u64::MAX));
+            out.extend_from_slice(millis(time).to_string().as_bytes());
         }
         _ => out.extend_from_slice(Timestamp::from(time).to_string().as_bytes()),
     }
+}
+
+/// Returns the milliseconds since the Unix epoch, rounded down; negative before it.
+fn millis(time: SystemTime) -> i128 {
+    let Timestamp { seconds, nanos } = Timestamp::from(time);
+    i128::from(seconds) * 1_000 + i128::from(nanos.div_euclid(1_000_000))
 }
 
 /// Appends bytes. Absent bytes are null in JSON and empty in the other forms.
@@ -308,6 +313,23 @@ mod tests {
         assert_eq!(rendered("%v", &record()), [0x00, 0xFF, b'a']);
         for letter in "poteTkvKVh%".chars() {
             assert!(HELP.contains(&format!("%{letter}  ")), "{letter}");
+        }
+    }
+
+    #[test]
+    fn milliseconds_count_from_the_epoch_in_both_directions() {
+        let time = |text: &str| text.parse::<Timestamp>().unwrap().try_into().ok();
+        for (text, expected) in [
+            ("1960-01-01T00:00:00Z", "-315619200000"),
+            ("1969-12-31T23:59:59.9995Z", "-1"),
+            ("1969-12-31T23:59:58.500Z", "-1500"),
+            ("1970-01-01T00:00:00Z", "0"),
+            ("2026-01-31T10:00:00.123Z", "1769853600123"),
+            ("9999-12-31T23:59:59.999Z", "253402300799999"),
+            ("0001-01-01T00:00:00Z", "-62135596800000"),
+        ] {
+            let record = ConsumedRecord { event_time: time(text), ..record() };
+            assert_eq!(String::from_utf8(rendered("%e{ms}", &record)).unwrap(), expected);
         }
     }
 

@@ -210,7 +210,7 @@ pub struct ConsumedRecord {
     pub value: Option<Bytes>,
     /// Headers, in order.
     pub headers: Vec<Header>,
-    /// Time set by the producer.
+    /// Time set by the producer; None also if the platform cannot represent it.
     pub event_time: Option<SystemTime>,
 }
 

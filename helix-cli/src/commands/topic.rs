@@ -1,12 +1,15 @@
 //! `helix topic`: create, list, describe, alter, add-partitions, trim, fence and delete.
 //! Commands that delete records ask for confirmation, unless --yes is given.
 
+use std::time::Duration;
+
 use anyhow::Context;
 use futures_util::{StreamExt, TryStreamExt, stream};
 use helix_client::proto::log::v1 as proto;
 use helix_client::{Client, NewTopic, ReadSource, TopicRef};
 use schemars::JsonSchema;
 use serde::Serialize;
+use tokio::time::timeout;
 
 use crate::api_duration::ApiDuration;
 use crate::args::{GlobalArgs, SettingChange, TopicCreateArgs, TopicSettings, TopicSubcommand};
@@ -22,6 +25,9 @@ use crate::offset_lookup::PartitionBounds;
 use crate::output::{Output, message};
 use crate::position::PositionArg;
 use crate::{offset_lookup, units};
+
+/// Time for the leaders of a topic that seems to be empty to confirm it.
+const COUNT_MAX: Duration = Duration::from_secs(3);
 
 /// Partitions that are trimmed at the same time.
 const TRIMS_MAX: usize = 64;
@@ -92,7 +98,7 @@ pub(crate) async fn run(global: &GlobalArgs, command: &TopicSubcommand) -> anyho
 async fn create(client: &Client, args: &TopicCreateArgs) -> anyhow::Result<TopicRow> {
     let topic = NewTopic {
         replication_factor: args.replication_factor,
-        config: config(&args.settings).0,
+        config: config(&args.settings)?.0,
         validate_only: args.dry_run,
         ..NewTopic::new(&args.topic, args.partitions)
     };
@@ -105,7 +111,7 @@ async fn alter(
     topic: &str,
     settings: &TopicSettings,
 ) -> anyhow::Result<TopicDescription> {
-    let (config, fields) = config(settings);
+    let (config, fields) = config(settings)?;
     if fields.is_empty() {
         let failure = CliError::new(Exit::Usage, "no setting is given");
         return Err(failure.hint("helix topic alter --help").into());
@@ -115,15 +121,25 @@ async fn alter(
 }
 
 /// Returns the given settings and their names. Settings to reset are named but unset.
-fn config(settings: &TopicSettings) -> (proto::TopicConfig, Vec<&'static str>) {
+///
+/// # Errors
+/// A duration does not fit the wire: unset, it would be the default.
+fn config(settings: &TopicSettings) -> anyhow::Result<(proto::TopicConfig, Vec<&'static str>)> {
     fn value<T>(setting: Option<SettingChange<T>>) -> Option<T> {
         match setting {
             Some(SettingChange::Value(value)) => Some(value),
             Some(SettingChange::Default) | None => None,
         }
     }
+    let duration = |flag: &str, time: Option<Duration>| {
+        let wire = time.map(prost_types::Duration::try_from).transpose();
+        wire.map_err(|_| {
+            let failure = CliError::new(Exit::Usage, format!("{flag} is too long"));
+            failure.hint("use 0 for no limit, or a duration of up to 213503982 days")
+        })
+    };
     let config = proto::TopicConfig {
-        retention_time: value(settings.retention_time).and_then(|time| time.try_into().ok()),
+        retention_time: duration("--retention-time", value(settings.retention_time))?,
         retention_bytes: value(settings.retention_bytes),
         max_batch_bytes: value(settings.max_batch_bytes),
         max_record_bytes: value(settings.max_record_bytes),
@@ -132,8 +148,10 @@ fn config(settings: &TopicSettings) -> (proto::TopicConfig, Vec<&'static str>) {
         allowed_compression: value(settings.compression).map_or(0, Into::into),
         validate_records: value(settings.validate_records),
         cleanup: value(settings.cleanup).map_or(0, Into::into),
-        tombstone_retention_time: value(settings.tombstone_retention_time)
-            .and_then(|time| time.try_into().ok()),
+        tombstone_retention_time: duration(
+            "--tombstone-retention-time",
+            value(settings.tombstone_retention_time),
+        )?,
     };
     let given = [
         ("retention_time", settings.retention_time.is_some()),
@@ -148,7 +166,7 @@ fn config(settings: &TopicSettings) -> (proto::TopicConfig, Vec<&'static str>) {
         ("tombstone_retention_time", settings.tombstone_retention_time.is_some()),
     ];
     let fields = given.into_iter().filter_map(|(field, is_given)| is_given.then_some(field));
-    (config, fields.collect())
+    Ok((config, fields.collect()))
 }
 
 async fn trim(
@@ -162,7 +180,9 @@ async fn trim(
     let topic = offset_lookup::topic(client, name).await?;
     let bounds =
         offset_lookup::partition_bounds(client, topic, partitions, ReadSource::Leader).await?;
-    let offsets = offset_lookup::offsets(client, topic, &bounds, to, ReadSource::Leader).await?;
+    // Before anything is deleted.
+    let offsets = offset_lookup::existing_offsets(client, topic, &bounds, to).await;
+    let offsets = offsets.with_context(|| format!("trim {name}"))?;
     let dropped = |(bounds, offset): (&PartitionBounds, &u64)| {
         offset.saturating_sub(bounds.watermarks.log_start_offset)
     };
@@ -191,16 +211,34 @@ async fn delete(client: &Client, topic: &str, yes: bool) -> anyhow::Result<()> {
     let found = client.admin().topic(topic).await.with_context(|| format!("delete {topic}"))?;
     // Deletes the topic whose records are counted, not a topic that is created meanwhile.
     let counted = TopicRef::with_id(topic, found.topic_id);
-    let records = TopicRow::from(found).record_count;
-    if records > 0 && !yes {
-        confirm(
-            "topic",
-            topic,
-            &format!("this deletes {topic} with {}", units::counted(records, "record")),
-        )
-        .await?;
+    if !yes {
+        let records = match TopicRow::from(found).record_count {
+            // The called node may lag; only the leaders are sure of it.
+            Some(0) => leaders_count(client, counted).await,
+            records => records,
+        };
+        let what = match records {
+            Some(0) => None,
+            Some(records) => Some(units::counted(records, "record")),
+            None => {
+                Some("all of its records; a part is not served now, and not counted".to_owned())
+            }
+        };
+        if let Some(what) = what {
+            confirm("topic", topic, &format!("this deletes {topic} with {what}")).await?;
+        }
     }
     client.admin().delete_topic(counted).await.with_context(|| format!("delete {topic}"))
+}
+
+/// Counts the records of a topic at the leaders of its partitions; None if one does not answer.
+async fn leaders_count(client: &Client, topic: TopicRef<'_>) -> Option<u64> {
+    let bounds = offset_lookup::partition_bounds(client, topic, &[], ReadSource::Leader);
+    let bounds = timeout(COUNT_MAX, bounds).await.ok()?.ok()?;
+    let count = |it: &PartitionBounds| {
+        it.watermarks.high_watermark.saturating_sub(it.watermarks.log_start_offset)
+    };
+    Some(bounds.iter().map(count).sum())
 }
 
 /// Summary of a topic.
@@ -209,9 +247,11 @@ pub(crate) struct TopicRow {
     name: String,
     partition_count: usize,
     replication_factor: u32,
-    /// Records between start and end offset; compaction by key may have removed some.
-    record_count: u64,
-    live_bytes: u64,
+    /// Records between start and end offset; compaction by key may have removed some. Null while
+    /// the called node does not serve a partition of the topic.
+    record_count: Option<u64>,
+    /// Null while the called node does not serve a partition of the topic.
+    live_bytes: Option<u64>,
     retention_time: Option<ApiDuration>,
     retention_bytes: Option<u64>,
     #[schemars(extend("x-wide" = true))]
@@ -224,18 +264,20 @@ pub(crate) struct TopicRow {
     cleanup: &'static str,
 }
 
+/// Returns the records between start and end offset; None if the called node does not know them.
+pub(crate) fn record_count(partition: &proto::PartitionInfo) -> Option<u64> {
+    let proto::Watermarks { log_start_offset, high_watermark } = partition.watermarks?;
+    Some(high_watermark.saturating_sub(log_start_offset))
+}
+
 impl From<proto::Topic> for TopicRow {
     fn from(topic: proto::Topic) -> Self {
         let config = Config::from(topic.config.unwrap_or_default());
-        let records = |partition: &proto::PartitionInfo| {
-            let marks = partition.watermarks.unwrap_or_default();
-            marks.high_watermark.saturating_sub(marks.log_start_offset)
-        };
         Self {
             name: topic.name,
             partition_count: topic.partitions.len(),
             replication_factor: topic.replication_factor,
-            record_count: topic.partitions.iter().map(records).sum(),
+            record_count: topic.partitions.iter().map(record_count).sum(),
             live_bytes: topic.partitions.iter().map(|partition| partition.live_bytes).sum(),
             retention_time: config.retention_time,
             retention_bytes: config.retention_bytes,
@@ -290,10 +332,11 @@ struct Partition {
     shard_id: u32,
     leader: Option<Leader>,
     replicas: Vec<u64>,
-    watermarks: Watermarks,
-    live_bytes: u64,
+    /// Null, as both sizes, while the called node does not serve the partition.
+    watermarks: Option<Watermarks>,
+    live_bytes: Option<u64>,
     #[schemars(extend("x-wide" = true))]
-    held_bytes: u64,
+    held_bytes: Option<u64>,
     /// None if no token is set.
     fencing_token: Option<String>,
     /// Offset up to which it is compacted by key; None if it never was.
@@ -378,7 +421,7 @@ impl From<proto::PartitionInfo> for Partition {
                 term,
             }),
             replicas: partition.replicas,
-            watermarks: partition.watermarks.unwrap_or_default().into(),
+            watermarks: partition.watermarks.map(Watermarks::from),
             live_bytes: partition.live_bytes,
             held_bytes: partition.held_bytes,
             fencing_token: partition.fencing_token,
@@ -397,8 +440,6 @@ impl From<proto::Watermarks> for Watermarks {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     const UNCHANGED: TopicSettings = TopicSettings {
@@ -416,19 +457,33 @@ mod tests {
 
     #[test]
     fn names_only_given_settings() {
-        assert_eq!(config(&UNCHANGED), (proto::TopicConfig::default(), Vec::new()));
+        assert_eq!(config(&UNCHANGED).unwrap(), (proto::TopicConfig::default(), Vec::new()));
         let settings = TopicSettings {
             retention_time: Some(SettingChange::Value(Duration::from_secs(60))),
             retention_bytes: Some(SettingChange::Default),
             min_durability: Some(SettingChange::Value(proto::Durability::QuorumSynced)),
             ..UNCHANGED
         };
-        let (config, fields) = config(&settings);
+        let (config, fields) = config(&settings).unwrap();
         assert_eq!(fields, ["retention_time", "retention_bytes", "min_durability"]);
         assert_eq!(config.retention_time.unwrap().seconds, 60);
         assert_eq!(config.retention_bytes, None);
         assert_eq!(config.min_durability(), proto::Durability::QuorumSynced);
         assert_eq!(config.default_durability(), proto::Durability::Unspecified);
+    }
+
+    #[test]
+    fn a_duration_that_the_wire_cannot_have_is_refused() {
+        for time in [Duration::MAX, Duration::from_secs(1 << 63)] {
+            let time = Some(SettingChange::Value(time));
+            for settings in [
+                TopicSettings { retention_time: time, ..UNCHANGED },
+                TopicSettings { tombstone_retention_time: time, ..UNCHANGED },
+            ] {
+                let error = config(&settings).unwrap_err();
+                assert_eq!(crate::exit::of(&error), Exit::Usage, "{error}");
+            }
+        }
     }
 
     #[test]

@@ -10,6 +10,7 @@ mod closed_output;
 mod cluster;
 mod consume_group;
 mod context;
+mod damaged;
 mod groups;
 mod harness;
 mod interrupt;
@@ -48,6 +49,16 @@ fn create_produce_consume_trim_and_delete() {
     let ends: Vec<_> =
         offsets.as_array().unwrap().iter().map(|row| &row["high_watermark"]).collect();
     assert_eq!(ends, [1, 0, 4, 0]);
+
+    // Nothing is deleted where the offset does not exist in one of the partitions.
+    for to in ["5", "10000", "+5"] {
+        let refused = node.run(&["topic", "trim", "orders", "--to", to, "--yes"], "");
+        assert_eq!(refused.code, 4, "{refused:?}");
+        assert!(refused.stderr.contains("(OFFSET_OUT_OF_RANGE)"), "{refused:?}");
+    }
+    let refused = node.run(&["topic", "trim", "orders", "-p", "2", "--to", "5", "--yes"], "");
+    assert!(refused.stderr.contains("offset 5 is out of range 0..4"), "{refused:?}");
+    assert_eq!(node.ok(&["consume", "orders", "-p", "2", "-n", "1"]), "a\n");
 
     node.ok(&["topic", "trim", "orders", "-p", "2", "--to", "3", "--yes"]);
     assert_eq!(node.ok(&["consume", "orders", "-p", "2"]), "c\n");

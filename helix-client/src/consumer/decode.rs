@@ -161,7 +161,14 @@ fn decode(of: &Records, stored: &StoredBatch) -> Result<Vec<ConsumedRecord>> {
     let list = decoded
         .map_err(|error| undecodable(&of.topic, of.partition, stored.first_offset, &error))?
         .unwrap_or_default();
-    let append_time = stored.append_time.map_or(SystemTime::UNIX_EPOCH, time);
+    let append_time = match stored.append_time.map(helix_proto::time::system_time) {
+        None => SystemTime::UNIX_EPOCH,
+        Some(Ok(time)) => time,
+        // The checksum does not cover it.
+        Some(Err(error)) => {
+            return Err(corrupt(&of.topic, of.partition, stored.first_offset, &error));
+        }
+    };
     let records = list.records.into_iter().enumerate().map(|(index, record)| {
         // The checksum covers neither the first offset nor the deltas.
         let offset = stored.first_offset.checked_add(delta(&stored.offset_deltas, index));
@@ -186,13 +193,8 @@ fn consumed(offset: u64, append_time: SystemTime, record: Record) -> ConsumedRec
         key: record.key,
         value: record.value,
         headers: record.headers,
-        event_time: record.event_time.map(time),
+        event_time: record.event_time.and_then(|time| helix_proto::time::system_time(time).ok()),
     }
-}
-
-/// Converts a timestamp; one outside the platform's range becomes the epoch.
-fn time(timestamp: prost_types::Timestamp) -> SystemTime {
-    helix_proto::time::system_time(timestamp).unwrap_or(SystemTime::UNIX_EPOCH)
 }
 
 fn undecodable(topic: &str, partition: u32, offset: u64, why: &dyn std::fmt::Display) -> Error {

@@ -72,7 +72,7 @@ async fn resolve(
     let offsets = match to {
         // Not moved into the bounds: the service refuses an offset that cannot be read.
         PositionArg::Offset(offset) => vec![*offset; bounds.len()],
-        to => offset_lookup::offsets(client, topic, &bounds, to, source).await?,
+        to => offset_lookup::existing_offsets(client, topic, &bounds, to).await?,
     };
     let offset = |(bounds, offset): (&PartitionBounds, u64)| new_offset(topic, *bounds, offset);
     Ok(bounds.iter().zip(offsets).map(offset).collect())
