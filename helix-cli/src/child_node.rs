@@ -301,9 +301,11 @@ async fn poll_ready(admin: &Admin, address: &str, nodes: Option<usize>) -> anyho
 }
 
 fn is_complete(metadata: &Metadata, nodes: usize) -> bool {
+    // Waiting does not help a damaged shard; the node serves the others.
+    let mut shards = metadata.shards.iter().filter(|shard| !shard.is_damaged);
     metadata.nodes.len() == nodes
         && !metadata.shards.is_empty()
-        && metadata.shards.iter().all(|shard| shard.leader.as_ref().is_some_and(|l| l.node_id != 0))
+        && shards.all(|shard| shard.leader.as_ref().is_some_and(|l| l.node_id != 0))
 }
 
 fn missing_state(metadata: &Metadata, nodes: Option<usize>) -> String {

@@ -23,6 +23,8 @@ pub(crate) fn config(global: &GlobalArgs) -> Config {
         token: global.token.clone(),
         tls: global.tls_files.clone(),
         pending: global.pending.clone(),
+        // The user names the nodes, and has to know that one is gone.
+        leave_removed_nodes: false,
         request_timeout: request_timeout.max(REQUEST_TIMEOUT_MIN),
         ..defaults
     }

@@ -248,6 +248,9 @@ const HEADINGS: [(&str, &str); 38] = [
     ("compacted_batches", "COMPACTED"),
 ];
 
+/// Fields whose absence is news: a table has their columns also if no row has a value.
+const UNKNOWN_AS_DASH: [&str; 2] = ["record_count", "live_bytes"];
+
 pub(crate) fn heading(name: &str) -> String {
     let short = HEADINGS.iter().find(|(field, _)| *field == name);
     short.map_or_else(|| name.to_uppercase().replace('_', " "), |(_, short)| (*short).to_owned())
@@ -328,10 +331,12 @@ fn columns(rows: &[Value], form: &TableForm) -> String {
         }
         lines.push(leaves);
     }
-    let mut columns: Vec<_> = names.iter().map(|name| Column::new(name, &lines)).collect();
-    if form.drops_empty {
-        columns.retain(|column| !column.is_empty());
-    }
+    let is_shown = |column: &Column, name: &str| {
+        !form.drops_empty || !column.is_empty() || UNKNOWN_AS_DASH.contains(&name)
+    };
+    let columns = names.iter().map(|name| (Column::new(name, &lines), *name));
+    let mut columns: Vec<_> =
+        columns.filter(|(column, name)| is_shown(column, name)).map(|(column, _)| column).collect();
     if let Some(width_max) = form.width_max {
         cut(&mut columns, width_max);
     }

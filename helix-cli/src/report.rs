@@ -206,6 +206,10 @@ fn of_reason(reason: ErrorReason, error: &ClientError, context: &ErrorContext) -
 }
 
 fn not_leader(error: &ClientError) -> String {
+    if error.leader.is_none() && error.message.contains("was removed from this cluster") {
+        return "the contacted node is not a member of the cluster; use the address of another node"
+            .to_owned();
+    }
     let to = match &error.leader {
         Some(leader) if leader.node_id != 0 => {
             format!("node {} at {} is the leader", leader.node_id, leader.endpoint)

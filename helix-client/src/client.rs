@@ -318,6 +318,13 @@ impl<'a> CallAttempts<'a> {
         if is_explained && self.explained.is_none() {
             self.explained = Some(error.clone());
         }
+        // A removed node refuses all calls, and no other address is known.
+        if route.is_none() && error.is(ErrorReason::NotLeader) {
+            self.shared.routing.learn_other_node(&error);
+            if self.shared.routing.has_one_address() {
+                return Err(self.conclude(error));
+            }
+        }
         self.wait = match next {
             RetryDecision::GiveUp => return Err(self.conclude(error)),
             RetryDecision::Redirect => Duration::ZERO,

@@ -65,6 +65,9 @@ pub struct Config {
     pub token: TokenSource,
     /// Table in which calls are registered while they wait. Default: off.
     pub pending: PendingCalls,
+    /// Continue at the node that a removed one names, if no address of a member is known. Default:
+    /// true. Else the calls fail with `NOT_LEADER`, as the removed node does.
+    pub leave_removed_nodes: bool,
 }
 
 /// Files of TLS: PEM, read again when they change, so that certificates rotate without a restart.
@@ -171,6 +174,7 @@ impl Default for Config {
             dial: Dial::default(),
             token: TokenSource::none(),
             pending: PendingCalls::default(),
+            leave_removed_nodes: true,
         }
     }
 }

@@ -234,6 +234,20 @@ impl Routing {
         self.addresses().iter().any(|other| other != address)
     }
 
+    /// Learns the node that a removed one names.
+    pub(crate) fn learn_other_node(&self, error: &Error) {
+        if self.config.leave_removed_nodes
+            && let Some(hint) = &error.leader
+        {
+            self.table().learn_node(hint);
+        }
+    }
+
+    /// Returns true if the client knows a single address.
+    pub(crate) fn has_one_address(&self) -> bool {
+        self.addresses().len() == 1
+    }
+
     /// Returns the connection to this address.
     pub(crate) fn node(&self, address: &str) -> Result<Connection> {
         self.connections.get(address)
@@ -397,6 +411,7 @@ impl Routing {
             Ok(response) => response,
             Err(error) => {
                 self.table().on_silence(&address);
+                self.learn_other_node(&error);
                 if error.origin != Origin::Service {
                     self.connections.forget_socket(&address);
                 }

@@ -20,6 +20,9 @@ pub enum Error {
     NotLeader { shard: u64, leader: Option<LeaderHint> },
     #[error("shard {shard} has no leader; retry")]
     NoLeader { shard: u64 },
+    /// The replica on this node has stopped, and is opened again once it can be.
+    #[error("this node does not serve shard {shard} now: {what}; retry")]
+    ShardClosed { shard: u64, what: String },
     #[error("the node is shutting down; use another node")]
     Draining,
     /// A batch or a command was proposed; it may still be committed.
@@ -130,9 +133,9 @@ pub enum Error {
     /// A check before a membership change failed.
     #[error("{what}")]
     ChangeRefused { what: String },
-    /// This node was removed from its cluster.
+    /// This node was removed from its cluster. `other` is a member, as far as it knew.
     #[error("{what}")]
-    NotAMember { what: String },
+    NotAMember { what: String, other: Option<LeaderHint> },
     #[error("group {group:?} does not exist; it begins with its first member or committed offset")]
     GroupNotFound { group: String },
     #[error("group {group:?} has no committed offset for the partition; choose a commit_fallback")]

@@ -12,6 +12,7 @@ use helix_client::Client;
 use crate::args::{GlobalArgs, GroupSubcommand};
 use crate::commands::confirm::confirm;
 use crate::connect::connect;
+use crate::exit::{CliError, Exit};
 use crate::format::OutputFormat;
 use crate::output::{Output, message};
 use crate::units;
@@ -25,10 +26,12 @@ pub(crate) async fn run(global: &GlobalArgs, command: &GroupSubcommand) -> anyho
     match command {
         GroupSubcommand::List => {
             let groups = client.admin().groups().await.context("list groups")?;
-            if groups.is_empty() && !global.quiet {
+            let verdict = all_are_listed(&client).await;
+            if groups.is_empty() && verdict.is_ok() && !global.quiet {
                 message!("no groups");
             }
-            output.show(&groups.into_iter().map(GroupRow::from).collect::<Vec<_>>())
+            let rows: Vec<_> = groups.into_iter().map(GroupRow::from).collect();
+            output.show_with_verdict(&rows, verdict)
         }
         GroupSubcommand::Describe { group } => {
             let found = describe(&client, group, false).await?;
@@ -66,6 +69,24 @@ pub(crate) async fn run(global: &GlobalArgs, command: &GroupSubcommand) -> anyho
             Ok(())
         }
     }
+}
+
+/// # Errors
+/// Fails if a shard is not served: the groups that it has are not in a list.
+async fn all_are_listed(client: &Client) -> anyhow::Result<()> {
+    let metadata = client.admin().metadata(&[""]).await.context("look up the shards")?;
+    let unserved = metadata.shards.into_iter().filter(|shard| !shard.fault.is_empty());
+    let (mut shards, mut why) = (Vec::new(), Vec::new());
+    for shard in unserved {
+        shards.push(shard.shard_id.to_string());
+        why.push(format!("shard {}: {}", shard.shard_id, shard.fault));
+    }
+    if shards.is_empty() {
+        return Ok(());
+    }
+    let what = format!("the groups of shards {} are not listed", shards.join(", "));
+    let failure = CliError::new(Exit::Partly, what).why(why.join("\n"));
+    Err(failure.hint("helix cluster health").into())
 }
 
 async fn describe(

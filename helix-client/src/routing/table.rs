@@ -61,6 +61,16 @@ struct Shard {
     lost_at: Option<Instant>,
     /// Node ids.
     replicas: Vec<u64>,
+    /// Why no node serves it, as of the last metadata.
+    fault: Option<ShardFault>,
+}
+
+/// Why the node that answered does not serve a shard.
+#[derive(Debug)]
+struct ShardFault {
+    what: String,
+    /// No other node can serve it either, and waiting does not help.
+    is_damaged: bool,
 }
 
 /// The leader of a shard, and the connection to it.
@@ -80,10 +90,9 @@ impl KnownLeader {
 impl RouteTable {
     pub(super) fn route(&self, topic: &str, partition: u32) -> Result<Route> {
         let shard_id = self.shard_of(topic, partition)?;
-        let leader = self.shards.get(&shard_id).and_then(|shard| shard.leader.as_ref());
-        let leader = leader.ok_or_else(|| {
-            Error::known(ErrorReason::NoLeader, format!("no leader is known for shard {shard_id}"))
-        })?;
+        let shard = self.shards.get(&shard_id);
+        let leader = shard.and_then(|shard| shard.leader.as_ref());
+        let leader = leader.ok_or_else(|| no_leader(shard_id, shard))?;
         Ok(Route {
             shard_id,
             node_id: leader.node_id,
@@ -202,6 +211,10 @@ impl RouteTable {
             if !is_older || shard.replicas.is_empty() {
                 shard.replicas = route.replicas;
             }
+            if !is_older {
+                let fault = ShardFault { what: route.fault, is_damaged: route.is_damaged };
+                shard.fault = (!fault.what.is_empty()).then_some(fault);
+            }
         }
         if is_older {
             // An outdated entry is better than none; the leader rejects a wrong one.
@@ -222,6 +235,13 @@ impl RouteTable {
             self.topics.insert(topic, KnownTopic { id: topic_id, shard_ids });
         }
         true
+    }
+
+    /// Stores the node that another one names, for callers that know no other.
+    pub(super) fn learn_node(&mut self, hint: &LeaderHint) {
+        if hint.node_id != 0 && !hint.endpoint.is_empty() {
+            self.nodes.entry(hint.node_id).or_insert_with(|| hint.endpoint.clone());
+        }
     }
 
     /// Stores a leader, unless one of a later term is known. Returns true if it was stored.
@@ -279,6 +299,23 @@ impl Shard {
             // A leader that was found again and is lost much later restarts the timeout.
             self.lost_at.take_if(|lost_at| now >= *lost_at + 3 * STALE_TERM_TIMEOUT);
             self.lost_at.get_or_insert(now);
+        }
+    }
+}
+
+/// Returns the error of a shard without a known leader.
+fn no_leader(shard_id: u32, shard: Option<&Shard>) -> Error {
+    match shard.and_then(|shard| shard.fault.as_ref()) {
+        Some(ShardFault { what, is_damaged: true }) => Error::known(
+            ErrorReason::CorruptLog,
+            format!("shard {shard_id} is quarantined, its stored data is damaged: {what}"),
+        ),
+        Some(ShardFault { what, is_damaged: false }) => Error::known(
+            ErrorReason::NoLeader,
+            format!("no leader is known for shard {shard_id}; a node does not serve it: {what}"),
+        ),
+        None => {
+            Error::known(ErrorReason::NoLeader, format!("no leader is known for shard {shard_id}"))
         }
     }
 }

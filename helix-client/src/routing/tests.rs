@@ -58,6 +58,36 @@ async fn routes_a_partition_to_its_shard_leader() {
 }
 
 #[tokio::test]
+async fn a_shard_that_no_node_serves_has_its_damage_as_the_reason() {
+    let routing = routing();
+    let closed = |version, fault: &str, is_damaged| {
+        let mut metadata = metadata(version, hint(1, 5));
+        let route = &mut metadata.shards[0];
+        (route.leader, route.fault, route.is_damaged) = (None, fault.to_owned(), is_damaged);
+        metadata
+    };
+    let reason = || {
+        let error = routing.table().route("orders", 0).unwrap_err();
+        (error.reason, error.retryable, error.message.clone())
+    };
+    learn(&routing, closed(1, "", false));
+    assert_eq!(reason().0, Some(ErrorReason::NoLeader));
+    learn(&routing, closed(2, "000001.seg is damaged", false));
+    let (what, retryable, message) = reason();
+    assert_eq!((what, retryable), (Some(ErrorReason::NoLeader), true));
+    assert!(message.contains("000001.seg is damaged"), "{message}");
+    learn(&routing, closed(2, "000001.seg is damaged", true));
+    let (what, retryable, message) = reason();
+    assert_eq!((what, retryable), (Some(ErrorReason::CorruptLog), false));
+    assert!(message.contains("000001.seg is damaged"), "{message}");
+    // An outdated copy of the routes changes nothing; a repaired shard is served again.
+    learn(&routing, closed(1, "", false));
+    assert_eq!(reason().0, Some(ErrorReason::CorruptLog));
+    learn(&routing, metadata(3, hint(1, 6)));
+    assert_eq!(route(&routing).node_id, 1);
+}
+
+#[tokio::test]
 async fn leader_without_address_uses_the_queried_one() {
     let routing = routing();
     learn(&routing, metadata(1, LeaderHint { endpoint: String::new(), ..hint(1, 5) }));

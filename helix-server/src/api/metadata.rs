@@ -26,7 +26,7 @@ use crate::limits::{
     PARTITION_ROUTED_BYTES, PARTITIONS_PER_TURN, RESPONSE_WAIT_MAX, TOPIC_ROUTED_BYTES,
 };
 use crate::log::{RuleSet, TopicInfo};
-use crate::node::Node;
+use crate::node::{ClosedShard, Node};
 use crate::shard::Shard;
 use crate::sync;
 use crate::transport::{CallMemory, LoadPermit};
@@ -258,6 +258,7 @@ impl MetadataWatch {
             }
             // Skips the states that were replaced meanwhile.
             let version = *self.versions.borrow_and_update();
+            source.node.check_member()?;
             self.follow_rights()?;
             let message = source.encoded(&self.topics, version, self.call.as_deref()).await?;
             if self.sent_bytes == 0 {
@@ -321,9 +322,23 @@ fn shard_routes(node: &Node) -> Vec<ShardRoute> {
         leader: node.cluster().leader_hint().map(wire_leader),
         replicas: node.cluster().nodes(),
         learners: node.cluster().learners(),
+        ..ShardRoute::default()
     };
     let shards = node.shards();
-    std::iter::once(own).chain(shards.iter().map(|shard| shard_route(shard))).collect()
+    let open = shards.iter().map(|shard| shard_route(shard));
+    let closed = node.closed_shards().into_iter().map(|closed| closed_route(node, closed));
+    std::iter::once(own).chain(open).chain(closed).collect()
+}
+
+/// Returns the route of a shard that this node does not serve.
+fn closed_route(node: &Node, closed: ClosedShard) -> ShardRoute {
+    ShardRoute {
+        shard_id: wire_shard_id(closed.shard_id),
+        replicas: node.cluster().nodes(),
+        fault: closed.why,
+        is_damaged: closed.is_damaged,
+        ..ShardRoute::default()
+    }
 }
 
 fn shard_route(shard: &Shard) -> ShardRoute {
@@ -332,6 +347,7 @@ fn shard_route(shard: &Shard) -> ShardRoute {
         leader: shard.leader_hint().map(wire_leader),
         replicas: shard.replicas(),
         learners: shard.learners(),
+        ..ShardRoute::default()
     }
 }
 

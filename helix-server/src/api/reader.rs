@@ -334,6 +334,8 @@ impl PartitionReader {
         budget: &mut ReadBudget,
         bytes_max: usize,
     ) -> Result<FoundRecords, Status> {
+        // A removed node has no newer records, and would serve old ones permanently.
+        node.check_member()?;
         match self.read_next(budget, bytes_max, node.clock().now_us()).await {
             Ok(found) => Ok(found),
             Err(error) => Err(self.failed(node, error).await),

@@ -60,7 +60,7 @@ fn error_detail(error: &Error) -> ErrorDetail {
         Error::NotLeader { leader, .. } => {
             ErrorDetail { leader: leader.clone().map(wire_leader), ..detail(R::NotLeader) }
         }
-        Error::NoLeader { .. } => detail(R::NoLeader),
+        Error::NoLeader { .. } | Error::ShardClosed { .. } => detail(R::NoLeader),
         Error::Draining => detail(R::Draining),
         Error::OutcomeUnknown { .. } => detail(R::OutcomeUnknown),
         Error::TopicNotFound { topic } => {
@@ -116,7 +116,9 @@ fn error_detail(error: &Error) -> ErrorDetail {
         Error::NotEnoughNodes { .. } => detail(R::NotEnoughNodes),
         Error::ChangeRefused { .. } => detail(R::MembershipChangeRefused),
         // Any other node can name the leader.
-        Error::NotAMember { .. } => detail(R::NotLeader),
+        Error::NotAMember { other, .. } => {
+            ErrorDetail { leader: other.clone().map(wire_leader), ..detail(R::NotLeader) }
+        }
         Error::GroupNotFound { .. } => detail(R::GroupNotFound),
         Error::NoCommittedOffset { .. } => detail(R::NoCommittedOffset),
         Error::Unauthenticated(_) => detail(R::Unauthenticated),
@@ -180,7 +182,7 @@ fn retry_after(error: &Error) -> Option<Duration> {
             Some(Duration::from_millis(*retry_after_ms))
         }
         Error::Exhausted { .. } => Some(limits::THROTTLED_RETRY_AFTER),
-        Error::NoLeader { .. } => Some(NO_LEADER_RETRY_AFTER),
+        Error::NoLeader { .. } | Error::ShardClosed { .. } => Some(NO_LEADER_RETRY_AFTER),
         _ => None,
     }
 }
@@ -230,6 +232,13 @@ mod tests {
         vec![
             (not_leader, "NOT_LEADER", precondition, RETRY, false),
             (Error::NoLeader { shard: 1 }, "NO_LEADER", Code::Unavailable, RETRY, false),
+            (
+                Error::ShardClosed { shard: 1, what: what() },
+                "NO_LEADER",
+                Code::Unavailable,
+                RETRY,
+                false,
+            ),
             (Error::Draining, "DRAINING", Code::Unavailable, RETRY, false),
             (
                 Error::OutcomeUnknown { reason: what() },
@@ -373,7 +382,13 @@ mod tests {
                 FINAL,
                 false,
             ),
-            (Error::NotAMember { what: what() }, "NOT_LEADER", precondition, RETRY, false),
+            (
+                Error::NotAMember { what: what(), other: None },
+                "NOT_LEADER",
+                precondition,
+                RETRY,
+                false,
+            ),
             (
                 Error::GroupNotFound { group: topic() },
                 "GROUP_NOT_FOUND",

@@ -141,6 +141,7 @@ impl SubscriptionStream {
     async fn next(&mut self) -> Result<Option<Message>, Status> {
         loop {
             self.check_rights()?;
+            self.node.check_member()?;
             if let Some(message) = self.pending.pop_front() {
                 self.last_message = Instant::now();
                 return Ok(Some(message));

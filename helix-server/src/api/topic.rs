@@ -216,7 +216,7 @@ impl TopicHandler {
         }
     }
 
-    /// Describes a partition; only its location if its shard is not on this node.
+    /// Describes a partition; only its location if this node does not serve its shard.
     fn describe_partition(&self, number: u32, location: PartitionLocation) -> PartitionInfo {
         let PartitionLocation { shard_id, partition } = location;
         let mut described = PartitionInfo {
@@ -225,12 +225,16 @@ impl TopicHandler {
             ..PartitionInfo::default()
         };
         if let Some(shard) = self.node.shard(shard_id) {
-            let (live_bytes, held_bytes) = shard.partition_bytes(partition);
             described.leader = shard.leader_hint().map(wire_leader);
             described.replicas = shard.replicas();
-            described.watermarks = shard.watermarks(partition).ok().map(wire_watermarks);
-            described.live_bytes = live_bytes;
-            described.held_bytes = held_bytes;
+            // A replica that is rebuilt may lack records, and must not look empty.
+            let is_whole = shard.replica().repair_of().is_none();
+            if let Some(watermarks) = shard.watermarks(partition).ok().filter(|_| is_whole) {
+                let (live_bytes, held_bytes) = shard.partition_bytes(partition);
+                described.watermarks = Some(wire_watermarks(watermarks));
+                described.live_bytes = Some(live_bytes);
+                described.held_bytes = Some(held_bytes);
+            }
             if let Some(cleanup) = shard.cleanup(partition) {
                 described.clean_offset = Some(cleanup.clean_offset);
                 described.is_uncleanable = cleanup.uncleanable.is_some();

@@ -36,8 +36,9 @@ impl Node {
     /// Returns the shard of a group on this node.
     ///
     /// # Errors
-    /// [`Error::GroupNotFound`] if no group of this cluster can exist yet. [`Error::NoLeader`] if
-    /// the shard is not open here, [`Error::CorruptLog`] if that is due to damage on a single node.
+    /// [`Error::GroupNotFound`] if no group of this cluster can exist yet.
+    /// [`Error::ShardClosed`] or [`Error::NoLeader`] if the shard is not open here,
+    /// [`Error::CorruptLog`] if that is due to damage on a single node.
     pub async fn find_group(&self, group: &str) -> Result<Arc<Shard>> {
         self.check_member()?;
         match self.cluster.group_shard(group).await? {
@@ -68,9 +69,10 @@ impl Node {
             Some(ShardSlot::Damaged(what)) if self.is_single_node() => {
                 Err(Error::CorruptLog { what })
             }
-            Some(ShardSlot::Damaged(_) | ShardSlot::Stopped(_)) | None => {
-                Err(Error::NoLeader { shard: shard_id })
+            Some(ShardSlot::Damaged(what) | ShardSlot::Stopped(what)) => {
+                Err(Error::ShardClosed { shard: shard_id, what })
             }
+            None => Err(Error::NoLeader { shard: shard_id }),
         }
     }
 

@@ -30,8 +30,8 @@ impl Node {
     ///
     /// # Errors
     /// [`Error::TopicNotFound`], [`Error::TopicRecreated`], [`Error::PartitionNotFound`],
-    /// [`Error::CorruptLog`] or [`Error::NoLeader`] if the shard is not open here, and
-    /// [`Error::NotAMember`] on a removed node.
+    /// [`Error::CorruptLog`], [`Error::ShardClosed`] or [`Error::NoLeader`] if the shard is not
+    /// open here, and [`Error::NotAMember`] on a removed node.
     pub async fn find(&self, topic: &str, id: u64, partition: u32) -> Result<LocatedPartition> {
         self.find_with(|| self.locate_with_id(topic, id, partition)).await
     }
@@ -153,7 +153,8 @@ impl Node {
                 number: partition,
             }),
             Some(ShardSlot::Damaged(what)) => Err(Error::CorruptLog { what }),
-            Some(ShardSlot::Stopped(_)) | None => Err(Error::NoLeader { shard: shard_id }),
+            Some(ShardSlot::Stopped(what)) => Err(Error::ShardClosed { shard: shard_id, what }),
+            None => Err(Error::NoLeader { shard: shard_id }),
         }
     }
 

@@ -54,7 +54,7 @@ use tokio_util::sync::CancellationToken;
 use crate::audit::AuditLog;
 use crate::clock::AgreedClock;
 use crate::cluster::{Cluster, RegisteredNode};
-use crate::error::{Error, Result};
+use crate::error::{Error, LeaderHint, Result};
 use crate::log::{ClusterCommand, PartitionSettings};
 use crate::memory::MemoryShares;
 use crate::metrics::Metrics;
@@ -73,7 +73,7 @@ use principal::TokenRefresh;
 pub use principal::{AuthMode, Caller, Credentials, Principal};
 use quota::QuotaMeters;
 pub use quota::{ConnectionSlot, QuotaKind, QuotaMeter};
-pub use readiness::Unready;
+pub use readiness::{ClosedShard, Unready};
 pub use settings::{NodeSettings, NodeStorage, SimulatedDisks};
 use shard_slots::ShardSlots;
 pub use tls::NodeTls;
@@ -212,9 +212,19 @@ impl Node {
     /// [`Error::NotAMember`] if it was removed.
     pub fn check_member(&self) -> Result<()> {
         match self.removed() {
-            Some(what) => Err(Error::NotAMember { what: what.to_owned() }),
+            Some(what) => {
+                Err(Error::NotAMember { what: what.to_owned(), other: self.other_member() })
+            }
             None => Ok(()),
         }
+    }
+
+    /// Returns another node of the cluster, for clients that know only this one.
+    fn other_member(&self) -> Option<LeaderHint> {
+        let own = self.settings.node_id;
+        let is_other = |node: &RegisteredNode| node.node_id != own && !node.endpoint.is_empty();
+        let other = self.nodes().into_iter().find(is_other)?;
+        Some(LeaderHint { node_id: other.node_id, endpoint: other.endpoint, term: 0 })
     }
 
     pub fn metrics(&self) -> &Arc<Metrics> {

@@ -27,6 +27,15 @@ impl From<String> for Unready {
     }
 }
 
+/// A shard that this node does not serve.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ClosedShard {
+    pub shard_id: u64,
+    pub why: String,
+    /// Its log is damaged, and no other node has a replica.
+    pub is_damaged: bool,
+}
+
 impl Node {
     /// Returns the shards that are not served because their logs are damaged, with the damage.
     pub fn damaged_shards(&self) -> Vec<(u64, String)> {
@@ -35,6 +44,18 @@ impl Node {
             ShardSlot::Open(_) | ShardSlot::Stopped(_) => None,
         });
         damaged_shards.collect()
+    }
+
+    /// Returns the shards that this node does not serve.
+    pub fn closed_shards(&self) -> Vec<ClosedShard> {
+        let closed = self.shards.closed().into_iter().filter_map(|(shard_id, slot)| match slot {
+            ShardSlot::Damaged(why) => {
+                Some(ClosedShard { shard_id, why, is_damaged: self.is_single_node() })
+            }
+            ShardSlot::Stopped(why) => Some(ClosedShard { shard_id, why, is_damaged: false }),
+            ShardSlot::Open(_) => None,
+        });
+        closed.collect()
     }
 
     /// Returns the shards whose replicas have stopped and will be restarted, with the reason.

@@ -113,9 +113,9 @@ async fn byte_retention_keeps_its_limit_and_at_most_a_segment_more() {
         let ack = soon(server.produce().append(request)).await.unwrap().into_inner().ack.unwrap();
         assert_eq!(ack.first_offset, Some(offset));
     }
-    let enough = |it: &PartitionInfo| it.live_bytes < KEPT_BYTES + SEGMENT_BYTES;
+    let enough = |it: &PartitionInfo| it.live_bytes() < KEPT_BYTES + SEGMENT_BYTES;
     let partition = until(&server, enough).await;
-    assert!(partition.live_bytes >= KEPT_BYTES, "{partition:?}");
+    assert!(partition.live_bytes() >= KEPT_BYTES, "{partition:?}");
     let mut next = log_start(&partition);
     assert!(next > 0);
     let request = FetchRequest { partitions: vec![earliest(0)], ..FetchRequest::default() };

@@ -85,6 +85,7 @@ impl ClusterSnapshot {
         let admin = Client::new(config)?.admin();
         let found = join_all(global.addr.iter().map(|addr| admin.node_metadata(addr))).await;
         let (found, mut silent) = split(&global.addr, found);
+        let removed = take_removed(&admin, &mut silent, found.is_empty()).await;
         let of_query = || format!("query {}", global.addr.join(","));
         if found.is_empty()
             && let Some((_, last)) = silent.pop()
@@ -107,7 +108,9 @@ impl ClusterSnapshot {
         }
         nodes.extend(unregistered);
         nodes.sort_by_key(|node| node.node_id);
-        Ok(Self { nodes, silent, removed: Vec::new() }.without_removed())
+        let mut snapshot = Self { nodes, silent, removed: Vec::new() }.without_removed();
+        snapshot.removed.extend(removed);
+        Ok(snapshot)
     }
 
     /// Moves removed nodes out of the nodes: what they know is out of date.
@@ -228,6 +231,27 @@ pub(crate) fn failure(error: &Error) -> String {
         Origin::Transport | Origin::Client => "does not answer",
     };
     format!("{what}: {}", error.message)
+}
+
+/// Takes out the addresses of removed nodes, which refuse to describe the cluster; none if no node
+/// does. Returns their ids and addresses.
+async fn take_removed(
+    admin: &Admin,
+    silent: &mut Vec<(String, Error)>,
+    is_alone: bool,
+) -> Vec<(u64, String)> {
+    let mut removed = Vec::new();
+    for (addr, error) in std::mem::take(silent) {
+        let is_refusal = error.is(ErrorReason::NotLeader) && !is_alone;
+        match is_refusal {
+            true => match admin.node_status(Some(&addr)).await {
+                Ok(status) => removed.push((status.node_id, addr)),
+                Err(_) => silent.push((addr, error)),
+            },
+            false => silent.push((addr, error)),
+        }
+    }
+    removed
 }
 
 /// Splits the results into responses and the addresses without one.

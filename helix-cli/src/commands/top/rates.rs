@@ -43,7 +43,7 @@ impl Sample {
     /// Returns the appended records of a topic per second since an earlier sample.
     pub(super) fn records_per_second(&self, before: &Self, topic: &Topic) -> Option<f64> {
         let earlier = before.topics.as_ref()?.iter().find(|it| it.topic_id == topic.topic_id)?;
-        self.per_second(before, end(topic), end(earlier))
+        self.per_second(before, end(topic)?, end(earlier)?)
     }
 
     fn per_second(&self, before: &Self, now: u64, earlier: u64) -> Option<f64> {
@@ -56,10 +56,10 @@ impl Sample {
     }
 }
 
-/// Returns the sum of the end offsets of a topic.
-fn end(topic: &Topic) -> u64 {
-    let marks = topic.partitions.iter().filter_map(|partition| partition.watermarks);
-    marks.map(|marks| marks.high_watermark).sum()
+/// Returns the sum of the end offsets of a topic; None if one is not known.
+fn end(topic: &Topic) -> Option<u64> {
+    let marks = topic.partitions.iter().map(|partition| partition.watermarks);
+    marks.map(|marks| Some(marks?.high_watermark)).sum()
 }
 
 /// Formats a rate: `0`, `12.5`, `1,200`, `3.4M`.

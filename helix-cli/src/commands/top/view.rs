@@ -15,6 +15,7 @@ use super::Controls;
 use super::rates::{Sample, rate};
 use crate::clock;
 use crate::commands::cluster::health::ClusterHealth;
+use crate::commands::topic::record_count;
 use crate::units;
 
 /// A table of the view.
@@ -160,7 +161,11 @@ fn shards(before: Option<&Sample>, now: &Sample) -> Vec<ViewRow> {
         };
         let behind = replicas.iter().filter(|(_, status)| lag(status) > 0);
         let behind: Vec<_> = behind.map(|(id, _)| id.to_string()).collect();
-        let partitions = replicas.iter().map(|(_, it)| it.partition_count).max().unwrap_or(0);
+        // No replica is reported of a shard that no node serves.
+        let most = |of: &dyn Fn(&helix_client::proto::log::v1::ShardStatus) -> u64| {
+            let most = replicas.iter().map(|(_, it)| of(it)).max();
+            most.map_or_else(|| "-".to_owned(), units::count)
+        };
         let entries = before.and_then(|before| now.entries_per_second(before, shard_id));
         let (node, term) = match &leader {
             Some(leader) => (leader.node_id.to_string(), leader.term.to_string()),
@@ -172,8 +177,8 @@ fn shards(before: Option<&Sample>, now: &Sample) -> Vec<ViewRow> {
                 node,
                 term,
                 rate(entries),
-                partitions.to_string(),
-                units::count(replicas.iter().map(|(_, it)| lag(it)).max().unwrap_or(0)),
+                most(&|it| it.partition_count.into()),
+                most(&lag),
                 if behind.is_empty() { "-".to_owned() } else { behind.join(",") },
             ],
             is_bad: leader.is_none(),
@@ -187,21 +192,21 @@ fn topics(before: Option<&Sample>, now: &Sample) -> Vec<ViewRow> {
     let Some(topics) = &now.topics else { return Vec::new() };
     let mut rows: Vec<(f64, ViewRow)> = Vec::new();
     for topic in topics {
-        let marks = || topic.partitions.iter().filter_map(|partition| partition.watermarks);
-        let held = |marks: helix_client::proto::log::v1::Watermarks| {
-            marks.high_watermark.saturating_sub(marks.log_start_offset)
+        let records = topic.partitions.iter().map(record_count).sum::<Option<u64>>();
+        let bytes = topic.partitions.iter().map(|it| it.live_bytes).sum::<Option<u64>>();
+        let is_known = records.is_some();
+        let shown = |number: Option<u64>, form: fn(u64) -> String| {
+            number.map_or_else(|| "-".to_owned(), form)
         };
-        let records: u64 = marks().map(held).sum();
-        let bytes: u64 = topic.partitions.iter().map(|partition| partition.live_bytes).sum();
         let per_second = before.and_then(|before| now.records_per_second(before, topic));
         let cells = vec![
             topic.name.clone(),
             topic.partitions.len().to_string(),
             rate(per_second),
-            units::count(records),
-            units::bytes(bytes),
+            shown(records, units::count),
+            shown(bytes, units::bytes),
         ];
-        rows.push((per_second.unwrap_or(0.0), ViewRow { cells, is_bad: false }));
+        rows.push((per_second.unwrap_or(0.0), ViewRow { cells, is_bad: !is_known }));
     }
     rows.sort_by(|(a, _), (b, _)| b.total_cmp(a));
     rows.into_iter().map(|(_, row)| row).collect()

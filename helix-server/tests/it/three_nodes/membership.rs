@@ -7,10 +7,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use helix_client::{Client, NewTopic, Producer, ProducerOptions};
+use helix_client::{Client, Config, NewTopic, Producer, ProducerOptions};
 use helix_proto::log::v1::{
-    ErrorReason, HealthReason, MembershipChangeKind, MembershipPhase, ReadSource, Record,
-    SubscribeRequest,
+    DeleteTopicRequest, ErrorReason, FetchRequest, GetMetadataRequest, GetNodeStatusRequest,
+    GetTopicRequest, HealthReason, ListGroupsRequest, ListTopicsRequest, MembershipChangeKind,
+    MembershipPhase, ReadSource, Record, SubscribeRequest, WatchMetadataRequest,
 };
 use helix_server::config::ServerConfig;
 use helix_server::node::{LogLimits, Node};
@@ -18,7 +19,7 @@ use helix_server::shard::ReadFrom;
 
 use crate::fleet::{AppendLoad, Fleet, until_long};
 use crate::simulated_trio::SimulatedTrio;
-use crate::support::{append_request, earliest, reason, records, soon};
+use crate::support::{TestServer, append_request, earliest, reason, records, soon};
 use crate::trio::{NODES, Trio, TrioPlan, health, launch, shard_status, until};
 
 /// Older records in a separate topic with a partition in each shard.
@@ -154,6 +155,40 @@ async fn idle_client_finds_the_remaining_nodes() {
     fleet.stop_all().await;
 }
 
+/// Expects that a removed node answers nothing from its old copy of the cluster's state.
+async fn expect_no_old_data(removed: &TestServer) {
+    let name = || "default".to_owned();
+    let (mut topics, mut cluster, mut groups) =
+        (removed.topics(), removed.cluster(), crate::groups::groups(removed));
+    let mut refusals = vec![
+        topics.list_topics(ListTopicsRequest::default()).await.err(),
+        topics.get_topic(GetTopicRequest { name: name() }).await.err(),
+        topics.delete_topic(DeleteTopicRequest { name: name(), topic_id: 0 }).await.err(),
+        cluster.get_metadata(GetMetadataRequest::default()).await.err(),
+        cluster.watch_metadata(WatchMetadataRequest::default()).await.err(),
+        groups.list_groups(ListGroupsRequest::default()).await.err(),
+    ];
+    let read = FetchRequest {
+        partitions: vec![earliest(0)],
+        source: ReadSource::AnyReplica.into(),
+        ..FetchRequest::default()
+    };
+    refusals.push(removed.consume().fetch(read).await.err());
+    for (at, refused) in refusals.into_iter().enumerate() {
+        let refused = refused.unwrap_or_else(|| panic!("call {at} was answered"));
+        assert_eq!(reason(&refused), ErrorReason::NotLeader, "call {at}: {refused:?}");
+        let explains = refused.message().contains("was removed from this cluster");
+        assert!(explains, "call {at}: {refused:?}");
+    }
+    cluster.get_node_status(GetNodeStatusRequest::default()).await.unwrap();
+    // A client that is to stay at this node does not retry without effect.
+    let mut config = Config::new([removed.running.local_addr().to_string()]);
+    config.request_timeout = Duration::from_secs(3600);
+    config.leave_removed_nodes = false;
+    let refused = soon(Client::connect(config)).await.unwrap_err();
+    assert!(refused.is(ErrorReason::NotLeader), "{refused}");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn removed_node_refuses_requests_and_calls_no_election() {
     let mut fleet = Fleet::of(&[1, 2, 3]).await;
@@ -186,6 +221,7 @@ async fn removed_node_refuses_requests_and_calls_no_election() {
     let refused = removed.produce().append(append_request(&["x"])).await.unwrap_err();
     assert_eq!(reason(&refused), ErrorReason::NotLeader);
     assert!(refused.message().contains("was removed from this cluster"), "{refused:?}");
+    expect_no_old_data(&removed).await;
     assert_eq!(term(&fleet, stays), terms, "no node has called an election");
     let redirected = soon(async {
         loop {
@@ -194,7 +230,9 @@ async fn removed_node_refuses_requests_and_calls_no_election() {
             }
         }
     });
-    assert_eq!(reason(&redirected.await), ErrorReason::NoLeader, "no further records arrive there");
+    let redirected = reason(&redirected.await);
+    let is_end = matches!(redirected, ErrorReason::NoLeader | ErrorReason::NotLeader);
+    assert!(is_end, "no further records arrive there: {redirected:?}");
     removed.running.shutdown().await;
     // Its data can no longer be used.
     let others = fleet.ids();

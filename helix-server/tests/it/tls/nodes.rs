@@ -198,8 +198,9 @@ async fn a_removed_node_is_refused_although_its_certificate_is_valid() {
     let status = client.exchange(opening).await.map(drop).unwrap_err();
     assert!(is_refused(&status), "{status}");
     let removed = trio.servers[2].take().unwrap();
-    let config = Config::new([removed.local_addr().to_string()])
+    let mut config = Config::new([removed.local_addr().to_string()])
         .with_tls(trio.certificates.client("client", "ca"));
+    config.leave_removed_nodes = false;
     let connection = Client::new(config).unwrap().admin();
     let issues = connection.health().await.unwrap().issues;
     assert!(issues.iter().any(|issue| issue.reason() == HealthReason::Removed), "{issues:?}");
