@@ -115,6 +115,19 @@ pub(crate) fn of(reason: ErrorReason) -> ReasonText {
             "it was idle for so long that others replaced it, or its topic was created again",
             "get a new producer id with InitProducer; the Helix clients do so automatically",
         ),
+        R::ProducerNotOwned => text(
+            "the producer identity belongs to another principal",
+            "the producer id was given to a caller with other credentials; its records are safe, \
+             and nothing was written",
+            "get an identity with these credentials from InitProducer; the Helix clients do so",
+        ),
+        R::SequenceReused => text(
+            "the partition has another batch with this sequence",
+            "two programs use one producer identity, or a retry sent other bytes than the first \
+             attempt; nothing was written",
+            "stop one of the programs, and let each call InitProducer; a retry must repeat the \
+             same bytes",
+        ),
         R::BatchTooLarge => text(
             "the batch is larger than the topic allows",
             "the limit is max_batch_bytes of the topic",

@@ -105,6 +105,8 @@ mod tests {
             (R::ExpectedOffsetMismatch, Exit::Precondition),
             (R::Fenced, Exit::Precondition),
             (R::ProducerFenced, Exit::Precondition),
+            (R::SequenceReused, Exit::Precondition),
+            (R::ProducerNotOwned, Exit::Error),
             (R::InvalidArgument, Exit::Usage),
             (R::RecordTooLarge, Exit::Error),
             (R::KeyRequired, Exit::Error),

@@ -9,26 +9,47 @@ pub fn of_key(key: &[u8], partition_count: u32) -> u32 {
     crc32fast::hash(key) % partition_count.max(1)
 }
 
-/// Round-robin over partitions for records without a key, one whole batch each.
+/// Round-robin over partitions for records without a key, a batch or a part of one at a time.
 ///
-/// Full batches cost less than spread ones.
+/// Full batches cost less than spread ones, so each turn gets a whole batch in the end. The first
+/// turns are shorter: so a small input is spread, too, and at no time does a partition have much
+/// more than the others.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct StickyPartitioner {
     partition: u32,
-    /// Bytes assigned to the current partition.
+    /// Bytes assigned in the current turn.
     bytes: usize,
+    /// Bytes assigned in all turns.
+    total_bytes: u64,
 }
 
+/// Bytes of the first turns.
+const TURN_BYTES_MIN: usize = 16 << 10;
+
+/// A turn gets at most this part of what a partition has by then.
+const TURN_PART: u64 = 4;
+
 impl StickyPartitioner {
+    /// Returns a partitioner whose first turn is for this partition. A random one keeps many short
+    /// runs from filling the first partition.
+    pub fn starting_at(partition: u32) -> Self {
+        Self { partition, ..Self::default() }
+    }
+
     /// Returns the partition of a record of `record_bytes`, where a batch holds `batch_bytes`.
     pub fn next(&mut self, record_bytes: usize, batch_bytes: usize, partition_count: u32) -> u32 {
-        if self.bytes > 0 && self.bytes + record_bytes > batch_bytes {
+        let partition_count = partition_count.max(1);
+        let share = self.total_bytes / (TURN_PART * u64::from(partition_count));
+        let share = usize::try_from(share).unwrap_or(usize::MAX);
+        let turn_bytes = share.max(TURN_BYTES_MIN).min(batch_bytes);
+        if self.bytes > 0 && self.bytes.saturating_add(record_bytes) > turn_bytes {
             self.partition = self.partition.wrapping_add(1);
             self.bytes = 0;
         }
         // The count only shrinks when a topic was deleted and created again.
-        self.partition %= partition_count.max(1);
-        self.bytes += record_bytes;
+        self.partition %= partition_count;
+        self.bytes = self.bytes.saturating_add(record_bytes);
+        self.total_bytes = self.total_bytes.saturating_add(record_bytes as u64);
         self.partition
     }
 }
@@ -79,5 +100,25 @@ mod tests {
         let partitions: Vec<_> = (0..7).map(|_| sticky.next(40, 100, 3)).collect();
         assert_eq!(partitions, [0, 0, 1, 1, 2, 2, 0]);
         assert_eq!(StickyPartitioner::default().next(1000, 100, 3), 0);
+        assert_eq!(StickyPartitioner::starting_at(7).next(10, 100, 3), 1);
+    }
+
+    #[test]
+    fn keyless_records_spread_evenly_and_fill_batches_in_the_end() {
+        let batch_bytes = 256 << 10;
+        // From about a hundred thousand short lines on, up to far more than a batch for each.
+        for records in [100_000, 1_000_000, 10_000_000] {
+            let mut sticky = StickyPartitioner::starting_at(5);
+            let (mut bytes, mut turns, mut last) = ([0_u64; 12], 0, None);
+            for _ in 0..records {
+                let partition = sticky.next(10, batch_bytes, 12);
+                bytes[partition as usize] += 10;
+                turns += u64::from(last.replace(partition) != Some(partition));
+            }
+            let (least, most) = (bytes.iter().min().unwrap(), bytes.iter().max().unwrap());
+            assert!(*least * 3 >= *most * 2, "{records}: {bytes:?}");
+            let fullest = records * 10 / batch_bytes as u64;
+            assert!(turns <= fullest + 150, "{records} take {turns} turns");
+        }
     }
 }

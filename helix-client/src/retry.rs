@@ -150,6 +150,12 @@ impl Jitter {
         self.draw_below(self.bound(waits))
     }
 
+    /// Returns a random index below `count`, or 0 if that is 0.
+    pub(crate) fn draw_index(&self, count: u32) -> u32 {
+        let mut rng = self.rng.lock().unwrap_or_else(PoisonError::into_inner);
+        rng.random_range(0..count.max(1))
+    }
+
     /// Returns the wait after a failure.
     ///
     /// The bound grows for an overloaded service; during an election it stays short.
@@ -239,6 +245,8 @@ mod tests {
         for reason in [
             ErrorReason::Fenced,
             ErrorReason::ProducerFenced,
+            ErrorReason::ProducerNotOwned,
+            ErrorReason::SequenceReused,
             ErrorReason::BatchTooLarge,
             ErrorReason::DiskFull,
             ErrorReason::ExpectedOffsetMismatch,

@@ -64,6 +64,7 @@ pub fn code(reason: ErrorReason) -> Code {
         | R::ProducerFenced
         | R::OutOfOrderSequence
         | R::UnknownProducer
+        | R::SequenceReused
         | R::TopicRecreated
         | R::UndecodableBatch
         | R::GroupNotEmpty
@@ -83,7 +84,7 @@ pub fn code(reason: ErrorReason) -> Code {
         R::UnsupportedCompression | R::Unimplemented => Code::Unimplemented,
         R::Throttled | R::DiskFull => Code::ResourceExhausted,
         R::Unauthenticated => Code::Unauthenticated,
-        R::PermissionDenied => Code::PermissionDenied,
+        R::PermissionDenied | R::ProducerNotOwned => Code::PermissionDenied,
         R::Internal => Code::Internal,
     }
 }

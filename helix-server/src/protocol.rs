@@ -37,6 +37,10 @@ pub const RECORD_VALIDATION: u32 = 6;
 /// First version with compaction by key: the setting of topics, its entries and its checkpoints.
 pub const COMPACTION: u32 = 7;
 
+/// First version in which producer identities have owners, and batches of producers a checksum:
+/// in heads, checkpoints and the cluster's state.
+pub const PRODUCER_OWNERS: u32 = 8;
+
 /// A range of protocol versions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ProtocolVersions {
@@ -46,7 +50,7 @@ pub struct ProtocolVersions {
 
 impl ProtocolVersions {
     /// The versions that this program speaks. Version 1 had no members and no peer addresses.
-    pub const OWN: Self = Self { oldest: 2, newest: 7 };
+    pub const OWN: Self = Self { oldest: 2, newest: 8 };
 
     pub fn contains(self, version: u32) -> bool {
         (self.oldest..=self.newest).contains(&version)

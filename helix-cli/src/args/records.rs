@@ -81,7 +81,8 @@ pub(crate) struct ProduceArgs {
     pub(crate) producer: Option<String>,
     /// Append only what the last run of the producer did not append
     ///
-    /// Needs the same input and options as that run, on the same machine.
+    /// Needs the same input and options as that run, on the same machine. Another input is refused
+    /// before anything is appended, and so is a run that has appended all of its input.
     #[arg(long, requires = "producer")]
     pub(crate) resume: bool,
     /// Required durability of an ack [default: the topic's]

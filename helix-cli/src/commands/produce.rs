@@ -3,6 +3,7 @@
 //! failed batch, no further records are sent.
 
 pub(crate) mod input;
+mod journal;
 mod json_record;
 mod named;
 pub(crate) mod summary;
@@ -12,9 +13,10 @@ use std::time::Duration;
 
 use anyhow::Context;
 use futures_util::StreamExt;
+use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesOrdered;
 use helix_client::proto::log::v1::{Durability, Topic};
-use helix_client::{Client, DeliveryFuture, Error, Producer, ProducerOptions};
+use helix_client::{Ack, Client, DeliveryFuture, Error, Producer, ProducerOptions};
 
 use crate::args::{GlobalArgs, ProduceArgs};
 use crate::connect::connect;
@@ -22,7 +24,7 @@ use crate::exit::{self, CliError, Exit};
 use crate::interrupt::{interrupted, interrupted_again};
 use crate::output::{Output, message};
 use input::{InputRecord, RecordInput};
-use named::NamedRun;
+use named::{NamedRun, NextRecord};
 use summary::{FailedBatch, LineTarget, ProduceSummary};
 
 /// Age of the topic's number of partitions from which it is looked up again.
@@ -105,9 +107,11 @@ impl<'a> RecordSender<'a> {
             return Ok(Self { args, producer: client.producer(options), named: None });
         };
         if args.resume {
-            let named = NamedRun::load(name, topic)?;
+            let mut named = NamedRun::load(name, topic)?;
             options.identity = Some(named.identity());
-            return Ok(Self { args, producer: client.producer(options), named: Some(named) });
+            let producer = client.producer(options);
+            named.compare(&producer, &args.topic).await?;
+            return Ok(Self { args, producer, named: Some(named) });
         }
         let producer = client.producer(options);
         let named = NamedRun::start(name, &producer, topic).await?;
@@ -119,7 +123,7 @@ impl<'a> RecordSender<'a> {
         mut input: RecordInput,
         summary: &mut ProduceSummary,
     ) -> anyhow::Result<()> {
-        let mut acks = FuturesOrdered::new();
+        let mut acks = PendingAcks::new();
         let stop = interrupted();
         tokio::pin!(stop);
         let mut outcome = Ok(());
@@ -133,17 +137,17 @@ impl<'a> RecordSender<'a> {
                     Ok(Some(record)) => {
                         let number = input.count();
                         tokio::select! {
-                            (target, sent) = self.send(number, record) => match sent {
-                                Ok(Some(sent)) => {
-                                    acks.push_back(async move { (target, sent.await) });
-                                }
-                                Ok(None) => summary.add_resumed(),
-                                Err(error) => FailedBatch::add(&mut failed, target, error),
+                            sent = self.send(number, record) => match sent {
+                                Ok(sent) => queue(sent, &mut acks, summary, &mut failed),
+                                Err(error) => outcome = Err(error),
                             },
                             () = &mut stop => outcome = Err(CliError::interrupted().into()),
                         }
                     }
-                    Ok(None) => break,
+                    Ok(None) => {
+                        outcome = self.named.as_mut().map_or(Ok(()), |named| named.held(true).map(drop));
+                        break;
+                    }
                     Err(error) => {
                         outcome = Err(error).with_context(|| format!("line {}", input.count()));
                     }
@@ -171,6 +175,9 @@ impl<'a> RecordSender<'a> {
                 }
             }
         }
+        if let (Some(named), None, Ok(())) = (&mut self.named, &failed, &outcome) {
+            outcome = named.finish();
+        }
         if let Some(failed) = failed {
             summary.failed_line = Some(failed.first_line);
             outcome = outcome.and(failed.into_error());
@@ -178,8 +185,11 @@ impl<'a> RecordSender<'a> {
         outcome.with_context(|| format!("append to {}", self.args.topic))
     }
 
-    /// Selects the partition of a record and queues it.
-    async fn send(&mut self, line: u64, input: InputRecord) -> SentRecord {
+    /// Selects the partition of a record and queues it, with the records that waited for it.
+    ///
+    /// # Errors
+    /// The input of a resumed run is not that of the run before.
+    async fn send(&mut self, line: u64, input: InputRecord) -> anyhow::Result<Vec<SentRecord>> {
         let InputRecord { partition, record } = input;
         let topic = &self.args.topic;
         let partition = match (self.args.partition.or(partition), &self.named) {
@@ -187,17 +197,45 @@ impl<'a> RecordSender<'a> {
             (None, Some(named)) => named.partition(line, &record),
             (None, None) => match self.producer.select_partition(topic, &record).await {
                 Ok(partition) => partition,
-                Err(error) => return (LineTarget { line, partition: 0 }, Err(error)),
+                Err(error) => return Ok(vec![(LineTarget { line, partition: 0 }, Err(error))]),
             },
         };
         let target = LineTarget { line, partition };
-        if let Some(named) = &mut self.named {
-            match named.has_appended(&self.producer, topic, partition).await {
-                Ok(true) => return (target, Ok(None)),
-                Ok(false) => {}
-                Err(error) => return (target, Err(error)),
+        let Some(named) = &mut self.named else {
+            let sent = self.producer.send_to(topic, partition, record).await.map(Some);
+            return Ok(vec![(target, sent)]);
+        };
+        let mut sent: Vec<SentRecord> = Vec::new();
+        let records = match named.next(target, record)? {
+            NextRecord::Appended => {
+                sent.push((target, Ok(None)));
+                named.held(false)?
             }
+            NextRecord::Held => Vec::new(),
+            NextRecord::Send(records) => records,
+        };
+        for (target, record) in records {
+            let queued = self.producer.send_to(topic, target.partition, record).await.map(Some);
+            sent.push((target, queued));
         }
-        (target, self.producer.send_to(topic, partition, record).await.map(Some))
+        Ok(sent)
+    }
+}
+
+type PendingAcks = FuturesOrdered<BoxFuture<'static, (LineTarget, Result<Ack, Error>)>>;
+
+/// Queues the acks of sent records.
+fn queue(
+    sent: Vec<SentRecord>,
+    acks: &mut PendingAcks,
+    summary: &mut ProduceSummary,
+    failed: &mut Option<FailedBatch>,
+) {
+    for (target, sent) in sent {
+        match sent {
+            Ok(Some(sent)) => acks.push_back(Box::pin(async move { (target, sent.await) })),
+            Ok(None) => summary.add_resumed(),
+            Err(error) => FailedBatch::add(failed, target, error),
+        }
     }
 }

@@ -166,26 +166,51 @@ fn named_producer_is_resumed_without_doubles() {
         command.env("XDG_STATE_HOME", state.path());
         outcome(command, input)
     };
-    let lines =
-        |count: u32| (0..count).map(|line| format!("k{line}:v{line}\n")).collect::<String>();
-    let named = ["--producer", "import", "--key-separator", ":", "-o", "json"];
-    let unknown = run(&[&named[..], &["--resume"]].concat(), "");
+    let line = |line: u32| format!("{{\"key\":\"k{line}\",\"value\":\"v{line}\"}}\n");
+    let lines = |count: u32| (0..count).map(line).collect::<String>();
+    // Such a line ends a run.
+    let cut = |count: u32| lines(count) + "no JSON\n";
+    let named = ["--producer", "import", "--jsonl", "-o", "json"];
+    let resume = |input: &str| run(&[&named[..], &["--resume"]].concat(), input);
+    let unknown = resume("");
     assert_eq!(unknown.code, 3, "{unknown:?}");
-    assert_eq!(json(&run(&named, &lines(20)).stdout)["record_count"], 20);
-    let resumed = run(&[&named[..], &["--resume"]].concat(), &lines(50));
+    let failed = run(&named, &cut(20));
+    assert_ne!(failed.code, 0, "{failed:?}");
+    assert_eq!(json(&failed.stdout)["record_count"], 20);
+    // Another input, with one other line, without the last lines, or empty.
+    let changed = lines(50).replace("\"v7\"", "\"other\"");
+    for other in ["{\"value\":\"d\"}\n".repeat(50), changed, lines(19), String::new()] {
+        let refused = resume(&other);
+        assert_eq!(refused.code, 4, "{refused:?}");
+        let text = format!("{}{}", refused.stdout, refused.stderr);
+        assert!(text.contains("not that of the last run"), "{refused:?}");
+        assert_eq!(node.ok(&["consume", "orders"]).lines().count(), 20, "nothing is appended");
+    }
+    let resumed = resume(&cut(30));
+    assert_ne!(resumed.code, 0, "{resumed:?}");
+    let summary = json(&resumed.stdout);
+    assert_eq!((&summary["resumed_records"], &summary["record_count"]), (&20.into(), &10.into()));
+    let resumed = resume(&lines(50));
     assert_eq!(resumed.code, 0, "{resumed:?}");
     let summary = json(&resumed.stdout);
-    assert_eq!((&summary["resumed_records"], &summary["record_count"]), (&20.into(), &30.into()));
-    let again = json(&run(&[&named[..], &["--resume"]].concat(), &lines(50)).stdout);
-    assert_eq!((&again["resumed_records"], &again["record_count"]), (&50.into(), &0.into()));
+    assert_eq!((&summary["resumed_records"], &summary["record_count"]), (&30.into(), &20.into()));
+    // A run that ended has nothing to resume, whatever the input is.
+    for input in [lines(50), lines(60)] {
+        let ended = resume(&input);
+        assert_eq!(ended.code, 4, "{ended:?}");
+        let text = format!("{}{}", ended.stdout, ended.stderr);
+        assert!(text.contains("nothing to resume"), "{ended:?}");
+    }
     let mut values: Vec<_> = node.ok(&["consume", "orders"]).lines().map(str::to_owned).collect();
     values.sort_unstable();
     values.dedup();
     assert_eq!(values.len(), 50);
     assert_eq!(node.ok(&["consume", "orders"]).lines().count(), 50);
     // The topic must be the one of the first run.
+    assert_ne!(run(&named, &cut(1)).code, 0);
     node.ok(&["topic", "add-partitions", "orders", "--total", "4"]);
-    assert_eq!(run(&[&named[..], &["--resume"]].concat(), "").code, 4);
+    let grown = resume(&lines(2));
+    assert_eq!(grown.code, 4, "{grown:?}");
 }
 
 #[test]

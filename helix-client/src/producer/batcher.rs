@@ -117,7 +117,8 @@ impl Batcher {
         }
         let mut sticky = self.sticky.lock().unwrap_or_else(PoisonError::into_inner);
         if !sticky.contains_key(topic) {
-            sticky.insert(topic.to_owned(), StickyPartitioner::default());
+            let first = self.partitions.client.shared.jitter.draw_index(count);
+            sticky.insert(topic.to_owned(), StickyPartitioner::starting_at(first));
         }
         let partitioner = sticky.get_mut(topic).expect("inserted above");
         Ok(partitioner.next(record_bytes(record), self.options.batch_bytes, count))

@@ -13,8 +13,8 @@ use futures_util::stream;
 use helix_proto::log::v1::append_stream_request::Message as Received;
 use helix_proto::log::v1::append_stream_response::Message as Sent;
 use helix_proto::log::v1::{
-    AppendAck, AppendAcks, AppendStreamBatch, AppendStreamInit, AppendStreamOpened,
-    AppendStreamRequest, AppendStreamResponse, ProducerIdentity, Watermarks,
+    AppendAck, AppendAcks, AppendStreamBatch, AppendStreamOpened, AppendStreamRequest,
+    AppendStreamResponse, ProducerIdentity, Watermarks,
 };
 use helix_transport::MessageStream;
 use tokio::sync::watch;
@@ -24,6 +24,7 @@ use tonic::Status;
 use tonic::codegen::BoxStream;
 
 use super::authorize::authorize;
+use super::batch_signer::BatchSigner;
 use super::batch_size::BatchSize;
 use super::compressed::AdmittedBatch;
 use super::decompressors::Decompressors;
@@ -100,6 +101,8 @@ struct AppendSession {
     /// before one were applied.
     is_before_apply: bool,
     sequences: SequenceSource,
+    /// As the stream was opened, so that all its batches have one owner.
+    signer: BatchSigner,
     /// Sequence after the newest batch; `None` before the first one.
     next_sequence: Option<u64>,
     /// Token that every batch of the session requires.
@@ -172,23 +175,26 @@ impl AppendSession {
         let versions = node.cluster().machine().watch();
         let located = node.find(&init.topic, init.topic_id, init.partition).await?;
         located.shard.ready().await?;
+        let signer = BatchSigner::of(&node, call.as_deref());
+        let identity = init.producer.map(|ProducerIdentity { producer_id, epoch }| {
+            signer.sign(ProducerStamp::new(producer_id, epoch, 0), 0)
+        });
         // Id 0 is invalid; the first batch fails with it.
-        if let Some(ProducerIdentity { producer_id, epoch }) = init.producer
-            && producer_id > 0
-        {
-            node.check_producer(&located, producer_id, epoch).await?;
+        if let Some(stamp) = identity.filter(|stamp| stamp.producer_id > 0) {
+            node.check_producer(&located, stamp).await?;
         }
-        let opened = match opened(&init, &located) {
+        let opened = match opened(identity.as_ref(), &located) {
             Err(error) if init.topic_id > 0 => {
                 return Err(node.explain_deleted(&located.topic, error).await.into());
             }
             opened => opened?,
         };
-        let sequences = match init.producer {
-            Some(producer) => SequenceSource::Client(producer),
+        let (sequences, signer) = match init.producer {
+            Some(producer) => (SequenceSource::Client(producer), signer),
             None => {
-                let producer_id = node.next_producer_id().await?;
-                SequenceSource::Session { producer_id }
+                // An id of the caller, so that no other caller gets it or may use it.
+                let producer_id = node.next_producer_id(signer.owner()).await?;
+                (SequenceSource::Session { producer_id }, signer.of_session())
             }
         };
         let durability = durability_to_reach(init.durability, &located.settings)?;
@@ -206,6 +212,7 @@ impl AppendSession {
             durability,
             is_before_apply: durability.is_before_apply(),
             sequences,
+            signer,
             next_sequence: None,
             fencing_token,
             is_draining: Box::pin(draining.clone().cancelled_owned()),
@@ -402,7 +409,7 @@ impl AppendSession {
             return Err(Refusal::OutOfOrderSequence { producer_id, sequence, next_sequence }.into());
         }
         self.next_sequence = Some(sequence + u64::from(batch.record_count));
-        batch.producer = Some(stamp);
+        batch.producer = Some(self.signer.sign(stamp, batch.crc));
         let token = self.fencing_token.clone();
         batch.condition = batch::condition(message.expected_offset, token, self.durability)?;
         Ok((admitted, follows))
@@ -467,7 +474,7 @@ impl SequenceSource {
                 // Rejects a sequence without a producer.
                 batch::stamp(None, first_sequence, record_count)?;
                 let (producer_id, first_sequence) = (*producer_id, next_sequence);
-                Ok(ProducerStamp { producer_id, epoch: 0, first_sequence })
+                Ok(ProducerStamp::new(producer_id, 0, first_sequence))
             }
         }
     }
@@ -511,12 +518,13 @@ fn release_request(call: Option<&Arc<CallMemory>>) {
     }
 }
 
-fn opened(init: &AppendStreamInit, located: &LocatedPartition) -> Result<AppendStreamOpened> {
+fn opened(
+    identity: Option<&ProducerStamp>,
+    located: &LocatedPartition,
+) -> Result<AppendStreamOpened> {
     let watermarks = located.shard.watermarks(located.partition)?;
-    let next_sequence = init.producer.and_then(|producer| {
-        let ProducerIdentity { producer_id, epoch } = producer;
-        located.shard.next_sequence(located.partition, producer_id, epoch)
-    });
+    let next_sequence =
+        identity.and_then(|stamp| located.shard.next_sequence(located.partition, stamp));
     Ok(AppendStreamOpened {
         watermarks: Some(wire_watermarks(watermarks)),
         max_batch_bytes: located.settings.max_batch_bytes,

@@ -114,7 +114,7 @@ pub(super) fn numbered(
         return Err(wrong_sequence("overflows with the batch's record_count"));
     }
     let ProducerIdentity { producer_id, epoch } = producer;
-    Ok(ProducerStamp { producer_id, epoch, first_sequence })
+    Ok(ProducerStamp::new(producer_id, epoch, first_sequence))
 }
 
 fn checked(
@@ -518,7 +518,7 @@ mod tests {
     #[test]
     fn producer_and_sequence_come_together_or_not_at_all() {
         let producer = Some(ProducerIdentity { producer_id: 7, epoch: 2 });
-        let expected = ProducerStamp { producer_id: 7, epoch: 2, first_sequence: 40 };
+        let expected = ProducerStamp::new(7, 2, 40);
         assert_eq!(stamp(producer, Some(40), 3).unwrap(), Some(expected));
         assert_eq!(stamp(None, None, 3).unwrap(), None);
         assert!(stamp(producer, None, 3).is_err());

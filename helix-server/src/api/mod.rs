@@ -8,6 +8,7 @@ mod append_stream;
 mod authorize;
 mod batch;
 mod batch_part;
+mod batch_signer;
 mod batch_size;
 mod cluster;
 mod compressed;

@@ -13,12 +13,14 @@ use tonic::codegen::BoxStream;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::authorize::{authorize, authorize_request};
+use super::batch_signer::BatchSigner;
 use super::batch_size::BatchSize;
 use super::decompressors::Decompressors;
 use super::settings::durability_to_reach;
 use super::{append_stream, batch, call_memory, wire_ack, wire_watermarks};
 use crate::error::{Error, Result};
 use crate::limits::{MESSAGE_BYTES_MAX, PRODUCER_NAME_BYTES_MAX};
+use crate::log::ProducerOwner;
 use crate::node::{AuthMode, Node};
 use crate::transport::ClientLoad;
 
@@ -43,16 +45,24 @@ impl ProduceHandler {
     /// # Errors
     /// Those of the batch, of its partition, and of [`crate::shard::Shard::append`].
     pub(crate) async fn append(&self, request: AppendRequest) -> Result<AppendResponse> {
+        self.append_signed(request, BatchSigner::of(&self.node, None)).await
+    }
+
+    async fn append_signed(
+        &self,
+        request: AppendRequest,
+        signer: BatchSigner,
+    ) -> Result<AppendResponse> {
         let since = Instant::now();
         let expected_id = request.topic_id;
         let located = self.node.find(&request.topic, expected_id, request.partition).await?;
         let durability = durability_to_reach(request.durability, &located.settings)?;
         let admitted = batch::admit(request.batch, located.partition, &located.settings)?;
         let mut batch = admitted.verified(&self.node, &self.decompressors, &located).await?;
-        batch.producer =
-            batch::stamp(request.producer, request.first_sequence, batch.record_count)?;
+        let stamp = batch::stamp(request.producer, request.first_sequence, batch.record_count)?;
+        batch.producer = stamp.map(|stamp| signer.sign(stamp, batch.crc));
         if let Some(stamp) = batch.producer.filter(|stamp| stamp.first_sequence == 0) {
-            self.node.check_producer(&located, stamp.producer_id, stamp.epoch).await?;
+            self.node.check_producer(&located, stamp).await?;
         }
         if let Some(AppendCondition { expected_offset, fencing_token }) = request.condition {
             let token = |text: &str| batch::fencing_token("condition.fencing_token", text);
@@ -82,7 +92,11 @@ impl ProduceHandler {
         Ok(AppendResponse { ack: Some(wire_ack(&ack)), watermarks, topic_id: located.topic.id })
     }
 
-    async fn init_producer(&self, producer_name: &str) -> Result<ProducerIdentity> {
+    async fn init_producer(
+        &self,
+        producer_name: &str,
+        owner: ProducerOwner,
+    ) -> Result<ProducerIdentity> {
         if producer_name.len() > PRODUCER_NAME_BYTES_MAX {
             return Err(Error::InvalidArgument {
                 field: "producer_name",
@@ -90,9 +104,9 @@ impl ProduceHandler {
             });
         }
         let (producer_id, epoch) = if producer_name.is_empty() {
-            (self.node.next_producer_id().await?, 0)
+            (self.node.next_producer_id(owner).await?, 0)
         } else {
-            self.node.cluster().init_producer(producer_name).await?
+            self.node.cluster().init_producer(producer_name, owner).await?
         };
         Ok(ProducerIdentity { producer_id, epoch })
     }
@@ -107,7 +121,8 @@ impl ProduceService for ProduceHandler {
         request: Request<InitProducerRequest>,
     ) -> Result<Response<InitProducerResponse>, Status> {
         authorize_request(&self.node, &request)?;
-        let producer = self.init_producer(&request.get_ref().producer_name).await?;
+        let owner = BatchSigner::of(&self.node, call_memory(&request).as_deref()).owner();
+        let producer = self.init_producer(&request.get_ref().producer_name, owner).await?;
         Ok(Response::new(InitProducerResponse { producer: Some(producer) }))
     }
 
@@ -120,8 +135,9 @@ impl ProduceService for ProduceHandler {
         let call = if is_checked { call_memory(&request) } else { None };
         let request = helix_transport::read_unary(request, MESSAGE_BYTES_MAX).await?;
         authorize(&self.node, call.as_deref(), &request)?;
+        let signer = BatchSigner::of(&self.node, call.as_deref());
         drop(call);
-        Ok(Response::new(self.append(request).await?))
+        Ok(Response::new(self.append_signed(request, signer).await?))
     }
 
     async fn append_stream(

@@ -138,6 +138,8 @@ fn refusal_detail(refusal: &Refusal) -> ErrorDetail {
             ErrorDetail { next_sequence: Some(*next_sequence), ..detail(R::OutOfOrderSequence) }
         }
         Refusal::UnknownProducer { .. } => detail(R::UnknownProducer),
+        Refusal::ProducerNotOwned { .. } => detail(R::ProducerNotOwned),
+        Refusal::SequenceReused { .. } => detail(R::SequenceReused),
         Refusal::OffsetMismatch { watermarks, .. } => ErrorDetail {
             watermarks: Some(wire_watermarks(*watermarks)),
             next_offset: Some(watermarks.high_watermark),
@@ -297,6 +299,20 @@ mod tests {
             (
                 Refusal::UnknownProducer { producer_id }.into(),
                 "UNKNOWN_PRODUCER",
+                precondition,
+                FINAL,
+                false,
+            ),
+            (
+                Refusal::ProducerNotOwned { producer_id }.into(),
+                "PRODUCER_NOT_OWNED",
+                Code::PermissionDenied,
+                FINAL,
+                false,
+            ),
+            (
+                Refusal::SequenceReused { producer_id, sequence: 4 }.into(),
+                "SEQUENCE_REUSED",
                 precondition,
                 FINAL,
                 false,

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures_util::future::join_all;
 
@@ -79,16 +80,16 @@ impl Cluster {
         self.machine().read(|state| state.members().is_draining(node_id))
     }
 
-    /// Returns the shards that this node leads but should not, with their preferred leaders, which
-    /// are connected and caught up.
-    fn misplaced_leaderships(&self) -> Vec<(Arc<Shard>, u64)> {
+    /// Returns the shards that this node has led for at least `led_for` but should not lead, with
+    /// their preferred leaders, which are connected and caught up.
+    fn misplaced_leaderships(&self, led_for: Duration) -> Vec<(Arc<Shard>, u64)> {
         let own = self.node_id();
         let misplaced = |shard: &Arc<Shard>| {
             let may_lead = |node| !self.is_draining(node);
             let to = preferred_leader(shard.id(), &shard.replicas(), may_lead)?;
             let caught_up = |(id, lag): &(u64, u64)| *id == to && *lag <= limits::BALANCE_LAG_MAX;
             let is_due = to != own
-                && shard.is_leader()
+                && shard.led_for().is_some_and(|led| led >= led_for)
                 && !shard.is_isolated()
                 && self.hub.is_connected(to)
                 && shard.lags().iter().any(caught_up);
@@ -98,9 +99,14 @@ impl Cluster {
     }
 
     /// Returns a misplaced leadership (see `misplaced_leaderships`) whose preferred leader is
-    /// whole: not damaged, not in repair, and caught up.
-    pub async fn next_balance(&self, except: &[u64]) -> Option<(Arc<Shard>, u64)> {
-        let misplaced = self.misplaced_leaderships().into_iter();
+    /// whole: not damaged, not in repair, and caught up. This node must have led the shard for at
+    /// least `led_for`, so that a leader that was asked for stays that long.
+    pub async fn next_balance(
+        &self,
+        except: &[u64],
+        led_for: Duration,
+    ) -> Option<(Arc<Shard>, u64)> {
+        let misplaced = self.misplaced_leaderships(led_for).into_iter();
         for (shard, to) in misplaced.filter(|(shard, _)| !except.contains(&shard.id())) {
             let unfit = self.unfit_node(shard.id(), shard.replica(), to).await;
             match unfit {
@@ -161,7 +167,7 @@ impl Cluster {
     /// transferred shards.
     pub async fn balance_local(&self) -> Vec<u64> {
         let mut moved = Vec::new();
-        while let Some((shard, to)) = self.next_balance(&moved).await {
+        while let Some((shard, to)) = self.next_balance(&moved, Duration::ZERO).await {
             let shard_id = shard.id();
             match shard.transfer(Some(to)).await {
                 Ok(()) => moved.push(shard_id),

@@ -6,20 +6,22 @@ use std::sync::Arc;
 use bytes::Bytes;
 use prost::Message;
 
-use super::state::{ClusterLimits, ClusterState, GROUP_SLOTS, NamedProducer};
-use crate::log::{CheckpointError, TopicInfo, has_no_unknown_fields};
+use super::producers::{IssuedEpochs, NamedProducer};
+use super::state::{ClusterLimits, ClusterState, GROUP_SLOTS};
+use crate::log::{CheckpointError, ProducerOwner, TopicInfo, has_no_unknown_fields};
 use crate::protocol;
 use crate::records::{
     ClusterStateRecord as StateRecord, MembersRecord, NamedProducerRecord as NamedRecord,
     TopicRecord,
 };
 
-/// Format 3 added the slots of consumer groups, format 4 access control. A state without them is
-/// written in the format before.
+/// Format 3 added the slots of consumer groups, format 4 access control, format 5 owners of
+/// producer ids. A state without them is written in the format before.
 /// Format 1, without members and peer addresses, is still read.
 const FORMAT_WITHOUT_SLOTS: u32 = 2;
 const FORMAT_WITHOUT_ACCESS: u32 = 3;
-const FORMAT: u32 = 4;
+const FORMAT_WITHOUT_OWNERS: u32 = 4;
+const FORMAT: u32 = 5;
 const FORMATS: std::ops::RangeInclusive<u32> = 1..=FORMAT;
 
 impl From<&TopicInfo> for TopicRecord {
@@ -76,14 +78,17 @@ impl ClusterState {
         let named = self.named.iter().map(|(name, producer)| NamedRecord {
             name: name.to_string(),
             producer_id: producer.producer_id,
-            epoch: producer.epoch,
+            epoch: producer.epochs.newest,
             last_used: producer.last_used,
+            owner: producer.epochs.owner.to_field(),
+            owned_since: producer.epochs.owned_since,
         });
         let record = StateRecord {
             format: match (self.access.is_empty(), self.group_slots.is_empty()) {
+                _ if self.has_producer_owners() => FORMAT,
                 (true, true) => FORMAT_WITHOUT_SLOTS,
                 (true, false) => FORMAT_WITHOUT_ACCESS,
-                (false, _) => FORMAT,
+                (false, _) => FORMAT_WITHOUT_OWNERS,
             },
             partitions_per_topic_max: self.limits.partitions_per_topic_max,
             partitions_max: self.limits.partitions_max,
@@ -100,6 +105,8 @@ impl ClusterState {
             protocol: if self.protocol > protocol::FIRST { self.protocol } else { 0 },
             group_slots: self.group_slots.clone(),
             access: (!self.access.is_empty()).then(|| self.access.to_record()),
+            producer_id_firsts: self.id_owners.keys().copied().collect(),
+            producer_id_owners: self.id_owners.values().map(|owner| owner.to_field()).collect(),
         };
         record.encode_to_vec().into()
     }
@@ -148,6 +155,9 @@ impl ClusterState {
         for named in record.named {
             state.restore_named(named)?;
         }
+        if !state.restore_id_owners(&record.producer_id_firsts, &record.producer_id_owners) {
+            return Err(CheckpointError::new("the owners of producer ids are invalid"));
+        }
         Ok(state)
     }
 
@@ -166,10 +176,15 @@ impl ClusterState {
     }
 
     fn restore_named(&mut self, record: NamedRecord) -> Result<(), CheckpointError> {
-        let name: Arc<str> = record.name.into();
-        let NamedRecord { producer_id, epoch, last_used, .. } = record;
-        let producer = NamedProducer { producer_id, epoch, last_used };
-        let id_is_new = self.epochs.insert(producer_id, epoch).is_none();
+        let name: Arc<str> = record.name.as_str().into();
+        let NamedRecord { producer_id, epoch: newest, last_used, owned_since, .. } = record;
+        let owner = ProducerOwner::from_field(&record.owner).filter(|_| owned_since <= newest);
+        let Some(owner) = owner else {
+            return Err(CheckpointError::new(format!("producer {name:?} has an invalid owner")));
+        };
+        let epochs = IssuedEpochs { newest, owner, owned_since };
+        let producer = NamedProducer { producer_id, epochs, last_used };
+        let id_is_new = self.epochs.insert(producer_id, epochs).is_none();
         let use_is_new = self.names_by_use.insert(last_used, name.clone()).is_none();
         let name_is_new = self.named.insert(name.clone(), producer).is_none();
         if id_is_new && use_is_new && name_is_new {

@@ -15,7 +15,10 @@ use super::state::ClusterState;
 use crate::clock::Clock;
 use crate::error::{Error, LeaderHint, Result};
 use crate::limits;
-use crate::log::{ClusterCommand, ClusterReply, HEAD_BYTES_MAX, Head, Verdict};
+use crate::log::{
+    ClusterCommand, ClusterReply, HEAD_BYTES_MAX, Head, ProducerOwner, ProducerStamp, Refusal,
+    Verdict,
+};
 use crate::peer::{Hub, PeerError, PeerStatus};
 use crate::raft::{Command, LeadershipWatch, ProposeError, Replica, ReplicaId, node_of};
 use crate::shard::{Shard, write_error};
@@ -26,6 +29,7 @@ use crate::sync;
 struct ProducerIdLease {
     next: u64,
     end: u64,
+    owner: ProducerOwner,
 }
 
 /// Handle of this node on shard 0 and on the data shards that are open here.
@@ -383,12 +387,13 @@ impl Cluster {
         }
     }
 
-    /// Returns the id of a named producer with its next epoch, which fences earlier epochs.
+    /// Returns the id of a named producer with its next epoch, which belongs to `owner` and fences
+    /// earlier epochs.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for an invalid name, and the errors of [`Self::command`].
-    pub async fn init_producer(&self, name: &str) -> Result<(u64, u32)> {
-        let command = ClusterCommand::InitProducer { name: name.to_owned() };
+    pub async fn init_producer(&self, name: &str, owner: ProducerOwner) -> Result<(u64, u32)> {
+        let command = ClusterCommand::InitProducer { name: name.to_owned(), owner };
         match self.command(command).await? {
             ClusterReply::Producer { producer_id, epoch } => Ok((producer_id, epoch)),
             ClusterReply::Invalid { field, what } => Err(Error::InvalidArgument { field, what }),
@@ -396,27 +401,28 @@ impl Cluster {
         }
     }
 
-    /// Returns a unique producer id, greater than all ids that this node knows to be issued. Shards
-    /// treat lower ids that they do not know as forgotten producers.
+    /// Returns a unique producer id of this owner, greater than all ids that this node knows to be
+    /// issued. Shards treat lower ids that they do not know as forgotten producers.
     ///
     /// # Errors
     /// [`Error::NoLeader`] if no ids are left on this node and shard 0 has no leader.
-    pub async fn next_producer_id(&self) -> Result<u64> {
+    pub async fn next_producer_id(&self, owner: ProducerOwner) -> Result<u64> {
         let newest = self.machine.read(ClusterState::next_producer_id);
         {
             let mut lease = sync::lock(&self.lease);
-            // If another node has leased ids since, the rest of this lease is discarded.
-            if lease.next < lease.end && lease.end >= newest {
+            // If another node or owner has leased ids since, the rest of this lease is discarded.
+            if lease.next < lease.end && lease.end >= newest && lease.owner == owner {
                 lease.next += 1;
                 return Ok(lease.next - 1);
             }
         }
-        self.lease_producer_ids().await
+        self.lease_producer_ids(owner).await
     }
 
     /// Leases a block of ids and returns its first id for the caller. All lower ids are issued.
-    async fn lease_producer_ids(&self) -> Result<u64> {
-        let command = ClusterCommand::LeaseProducerIds { count: limits::PRODUCER_IDS_PER_LEASE };
+    async fn lease_producer_ids(&self, owner: ProducerOwner) -> Result<u64> {
+        let count = limits::PRODUCER_IDS_PER_LEASE;
+        let command = ClusterCommand::LeaseProducerIds { count, owner };
         let reply = self.command(command).await.map_err(|error| match error {
             // Ids that were leased without a reply stay unused, so nothing has happened.
             Error::OutcomeUnknown { .. } => Error::NoLeader { shard: 0 },
@@ -428,6 +434,7 @@ impl Cluster {
                 *lease = ProducerIdLease {
                     next: first.saturating_add(1),
                     end: first.saturating_add(count.into()),
+                    owner,
                 };
                 Ok(first)
             }
@@ -435,21 +442,20 @@ impl Cluster {
         }
     }
 
-    /// Returns whether any node has issued this producer id with this epoch.
+    /// Checks that a node has issued this producer id with this epoch to the owner of the stamp.
     ///
     /// # Errors
-    /// [`Error::NoLeader`] if this node does not know the identity and shard 0 has no leader.
-    pub async fn has_issued_producer(&self, producer_id: u64, epoch: u32) -> Result<bool> {
-        let has_issued = |state: &ClusterState| state.has_issued(producer_id, epoch);
-        if self.machine.read(has_issued) {
-            return Ok(true);
+    /// Those of [`ClusterState::check_identity`]. [`Error::NoLeader`] if this node does not know
+    /// the identity and shard 0 has no leader.
+    pub async fn check_identity(&self, stamp: &ProducerStamp) -> Result<()> {
+        let check = |state: &ClusterState| state.check_identity(stamp);
+        match self.machine.read(check) {
+            Err(Refusal::UnknownProducer { .. }) => {}
+            checked => return Ok(checked?),
         }
         // Another node may have issued it so recently that this node has not applied it yet. The
         // lease is later in the log.
-        let first = self.lease_producer_ids().await?;
-        if epoch == 0 || producer_id >= first {
-            return Ok(producer_id < first);
-        }
+        let first = self.lease_producer_ids(stamp.owner).await?;
         let applied = async {
             while self.machine.read(ClusterState::next_producer_id) <= first {
                 sleep(limits::APPLY_POLL_INTERVAL).await;
@@ -457,7 +463,7 @@ impl Cluster {
         };
         let applied = timeout(limits::READY_WAIT_MAX, applied).await;
         applied.map_err(|_| Error::NoLeader { shard: 0 })?;
-        Ok(self.machine.read(has_issued))
+        Ok(self.machine.read(check)?)
     }
 }
 

@@ -36,6 +36,7 @@ mod members;
 mod members_record;
 mod node_changes;
 mod peer_messages;
+mod producers;
 mod reconcile;
 mod replica_status;
 mod state;

@@ -6,13 +6,14 @@ use std::ops::Bound;
 use std::sync::Arc;
 
 use super::members::{Members, MembersUpdate};
+use super::producers::{IssuedEpochs, NamedProducer};
 use crate::limits::{
-    NAMED_PRODUCERS_MAX, PARTITIONS_MAX, PARTITIONS_PER_TOPIC_MAX, PRODUCER_NAME_BYTES_MAX,
-    SHARDS_PER_TOPIC_MAX, TOPIC_NAME_BYTES_MAX,
+    NAMED_PRODUCERS_MAX, PARTITIONS_MAX, PARTITIONS_PER_TOPIC_MAX, SHARDS_PER_TOPIC_MAX,
+    TOPIC_NAME_BYTES_MAX,
 };
 use crate::log::{
     AccessCommand, AccessState, ClusterCommand, ClusterReply, CreateTopic, Head, MemberCommand,
-    PartitionSettings, Refusal, SettingsMask, TopicInfo, Verdict,
+    PartitionSettings, ProducerOwner, Refusal, SettingsMask, TopicInfo, Verdict,
 };
 use crate::protocol;
 pub use crate::records::RegisteredNode;
@@ -27,7 +28,8 @@ pub struct ClusterLimits {
     /// Sum over all topics.
     pub partitions_max: u64,
     /// Named producers that are remembered. The least recently used one is evicted; if it returns,
-    /// it gets a new id, which does not fence its earlier sessions.
+    /// it gets a new id, which does not fence its earlier sessions. Also the limit of the runs of
+    /// ids with one owner.
     pub named_producers_max: u32,
 }
 
@@ -39,14 +41,6 @@ impl Default for ClusterLimits {
             named_producers_max: NAMED_PRODUCERS_MAX,
         }
     }
-}
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct NamedProducer {
-    pub(super) producer_id: u64,
-    pub(super) epoch: u32,
-    /// Index of the last entry that used it.
-    pub(super) last_used: u64,
 }
 
 /// State of the cluster, as shard 0 replicates it.
@@ -76,13 +70,16 @@ pub struct ClusterState {
     pub(super) names_by_use: BTreeMap<u64, Arc<str>>,
     /// Shard of each slot of consumer groups; empty before the first group. Never changed.
     pub(super) group_slots: Vec<u64>,
-    /// Current epoch of each named producer by its id. Follows from `named`.
-    pub(super) epochs: BTreeMap<u64, u32>,
+    /// Epochs of each named producer by its id. Follows from `named`.
+    pub(super) epochs: BTreeMap<u64, IssuedEpochs>,
+    /// Owners of issued ids by the first id of each; the ids up to the next first one follow it.
+    /// Empty while all are anonymous. The oldest are evicted.
+    pub(super) id_owners: BTreeMap<u64, ProducerOwner>,
     /// Tokens and rules. Shared with calls, which keep the state that they were checked against.
     pub(super) access: Arc<AccessState>,
 }
 
-type CommandResult = Result<ClusterReply, ClusterReply>;
+pub(super) type CommandResult = Result<ClusterReply, ClusterReply>;
 
 impl ClusterState {
     pub fn new(limits: ClusterLimits) -> Self {
@@ -103,6 +100,7 @@ impl ClusterState {
             names_by_use: BTreeMap::new(),
             group_slots: Vec::new(),
             epochs: BTreeMap::new(),
+            id_owners: BTreeMap::new(),
             access: Arc::default(),
         }
     }
@@ -152,20 +150,6 @@ impl ClusterState {
 
     pub fn members(&self) -> &Members {
         &self.members
-    }
-
-    /// Returns the next producer id; all lower ids are issued.
-    pub fn next_producer_id(&self) -> u64 {
-        self.next_producer_id
-    }
-
-    /// Returns whether the id was issued, and this epoch of it.
-    ///
-    /// Epochs above 0 are issued for names. Those of a name that is no longer remembered count as
-    /// not issued.
-    pub fn has_issued(&self, producer_id: u64, epoch: u32) -> bool {
-        let has_epoch = || self.epochs.get(&producer_id).is_some_and(|newest| epoch <= *newest);
-        producer_id < self.next_producer_id && (epoch == 0 || has_epoch())
     }
 
     pub fn topic(&self, name: &str) -> Option<&Arc<TopicInfo>> {
@@ -287,8 +271,10 @@ impl ClusterState {
             ClusterCommand::DeleteTopic { name, topic_id } => {
                 self.delete_topic(&*self.find(name, *topic_id)?)
             }
-            ClusterCommand::LeaseProducerIds { count } => self.lease_producer_ids(*count),
-            ClusterCommand::InitProducer { name } => self.init_producer(index, name),
+            ClusterCommand::LeaseProducerIds { count, owner } => {
+                self.lease_producer_ids(*count, *owner)
+            }
+            ClusterCommand::InitProducer { name, owner } => self.init_producer(index, name, *owner),
             ClusterCommand::Members(command) => self.change_members(command),
             ClusterCommand::RaiseProtocol { version } => {
                 self.version += u64::from(*version > self.protocol);
@@ -412,51 +398,6 @@ impl ClusterState {
         Ok(ClusterReply::Done)
     }
 
-    fn lease_producer_ids(&mut self, count: u32) -> CommandResult {
-        if count == 0 {
-            return Err(invalid("count", "must be at least 1"));
-        }
-        let first = self.next_producer_id;
-        self.next_producer_id = checked_ids(first, count)?;
-        Ok(ClusterReply::ProducerIds { first, count })
-    }
-
-    fn init_producer(&mut self, index: u64, name: &str) -> CommandResult {
-        if name.is_empty() || name.len() > PRODUCER_NAME_BYTES_MAX {
-            let what = format!("a producer name has 1..={PRODUCER_NAME_BYTES_MAX} bytes");
-            return Err(invalid("producer_name", what));
-        }
-        let (name, known) = match self.named.get_key_value(name) {
-            Some((name, producer)) => (name.clone(), Some(producer)),
-            None => (Arc::from(name), None),
-        };
-        // An id whose epochs are used up is replaced. The new id does not fence earlier sessions.
-        let next = known.and_then(|it| Some((it.producer_id, it.epoch.checked_add(1)?)));
-        let used_before = known.map(|it| (it.last_used, it.producer_id));
-        let (producer_id, epoch) = match next {
-            Some(next) => next,
-            None => {
-                let producer_id = self.next_producer_id;
-                self.next_producer_id = checked_ids(producer_id, 1)?;
-                (producer_id, 0)
-            }
-        };
-        if let Some((last_used, old_id)) = used_before {
-            self.names_by_use.remove(&last_used);
-            self.epochs.remove(&old_id);
-        }
-        self.names_by_use.insert(index, name.clone());
-        self.epochs.insert(producer_id, epoch);
-        self.named.insert(name, NamedProducer { producer_id, epoch, last_used: index });
-        while self.named.len() > self.limits.named_producers_max.max(1) as usize {
-            let Some((_, oldest)) = self.names_by_use.pop_first() else { break };
-            if let Some(producer) = self.named.remove(&oldest) {
-                self.epochs.remove(&producer.producer_id);
-            }
-        }
-        Ok(ClusterReply::Producer { producer_id, epoch })
-    }
-
     /// Returns the topic with this name, if it has the expected id; 0 accepts any.
     fn find(&self, name: &str, expected_id: u64) -> Result<Arc<TopicInfo>, ClusterReply> {
         match self.topic(name) {
@@ -486,12 +427,12 @@ impl ClusterState {
     }
 }
 
-fn invalid(field: &'static str, what: impl Into<String>) -> ClusterReply {
+pub(super) fn invalid(field: &'static str, what: impl Into<String>) -> ClusterReply {
     ClusterReply::Invalid { field, what: what.into() }
 }
 
 /// Returns the id after `count` ids from `first` on.
-fn checked_ids(first: u64, count: u32) -> Result<u64, ClusterReply> {
+pub(super) fn checked_ids(first: u64, count: u32) -> Result<u64, ClusterReply> {
     first.checked_add(u64::from(count)).ok_or_else(|| invalid("count", "no ids are left"))
 }
 

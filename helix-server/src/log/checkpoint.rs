@@ -10,8 +10,8 @@ use prost::Message;
 use super::producers::{DEDUP_WINDOW_BATCHES, DedupEntry, ForgottenProducers, ProducerState};
 use super::shard_state::{ShardState, ShardTopic, StateLimits};
 use super::{
-    CleanupState, FencingToken, Partition, PartitionId, PartitionRun, ProducerTable,
-    has_no_unknown_fields,
+    BatchChecksum, CleanupState, FencingToken, Partition, PartitionId, PartitionRun, ProducerOwner,
+    ProducerTable, has_no_unknown_fields,
 };
 use crate::records::{
     PartitionRecord, ProducerRecord, ShardStateRecord as StateRecord,
@@ -38,7 +38,10 @@ const FORMAT_FORGOTTEN: u32 = 3;
 /// Format 4 added consumer groups; a state without any is written in format 3 or 2.
 const FORMAT_GROUPS: u32 = 4;
 /// Format 5 added compaction by key; a state without any is written in an earlier format.
-const FORMAT: u32 = 5;
+const FORMAT_COMPACTED: u32 = 5;
+/// Format 6 added owners of producers and checksums of their batches; a state without any is
+/// written in an earlier format.
+const FORMAT: u32 = 6;
 const FORMAT_MIN: u32 = 1;
 
 /// Spare capacity of an encoded state, for the membership that a checkpoint puts before it.
@@ -87,10 +90,18 @@ impl ShardState {
                 last_used: row.last_used,
                 record_counts: row.window.iter().map(|counted| counted.record_count).collect(),
                 first_offsets: row.window.iter().map(|counted| counted.first_offset).collect(),
+                checksums: match row.window.iter().any(|counted| counted.checksum.is_some()) {
+                    true => row.window.iter().map(DedupEntry::checksum_field).collect(),
+                    false => Vec::new(),
+                },
+                owner: row.owner.to_field(),
             });
         let record = StateRecord {
             format: match *forgotten == ForgottenProducers::default() {
-                _ if self.partitions.values().any(|it| !it.cleanup.is_default()) => FORMAT,
+                _ if self.producers.has_owners_or_checksums() => FORMAT,
+                _ if self.partitions.values().any(|it| !it.cleanup.is_default()) => {
+                    FORMAT_COMPACTED
+                }
                 _ if !self.groups.is_empty() => FORMAT_GROUPS,
                 true => FORMAT_PLAIN,
                 false => FORMAT_FORGOTTEN,
@@ -250,11 +261,22 @@ fn restore_producer(
     if batches != row.first_offsets.len() || batches > DEDUP_WINDOW_BATCHES {
         return Err(broken("the window is out of bounds"));
     }
-    let counted = row.record_counts.into_iter().zip(row.first_offsets);
-    let counted =
-        counted.map(|(record_count, first_offset)| DedupEntry { record_count, first_offset });
+    let mut checksums = row.checksums;
+    if checksums.is_empty() {
+        checksums.resize(batches, 0);
+    } else if checksums.len() != batches {
+        return Err(broken("checksums of the window are missing"));
+    }
+    let owner = ProducerOwner::from_field(&row.owner);
+    let counted = row.record_counts.into_iter().zip(row.first_offsets).zip(checksums);
+    let counted = counted.map(|((record_count, first_offset), checksum)| DedupEntry {
+        record_count,
+        first_offset,
+        checksum: BatchChecksum::from_field(checksum),
+    });
     let row = ProducerState {
         epoch: row.epoch,
+        owner: owner.ok_or_else(|| broken("the owner has a wrong form"))?,
         next_sequence: row.next_sequence,
         last_used: row.last_used,
         window: counted.collect(),

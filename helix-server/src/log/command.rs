@@ -1,7 +1,10 @@
 //! Control entries: commands that change a shard or the cluster's state.
 //! `command_record` encodes them for the log.
 
-use super::{AccessCommand, CleanupRound, FencingToken, GroupCommand, MemberCommand, PartitionId};
+use super::{
+    AccessCommand, CleanupRound, FencingToken, GroupCommand, MemberCommand, PartitionId,
+    ProducerOwner,
+};
 pub use crate::records::{PartitionRun, PartitionSettings};
 
 /// Largest number of rows (partition runs, trims) in one control entry, so that its head fits the
@@ -76,13 +79,15 @@ pub enum ClusterCommand {
         name: String,
         topic_id: u64,
     },
-    /// Leases producer ids to the requesting node, which then assigns them.
+    /// Leases producer ids to the requesting node, which then assigns them to their owner.
     LeaseProducerIds {
         count: u32,
+        owner: ProducerOwner,
     },
-    /// Returns the id of a named producer with its next epoch.
+    /// Returns the id of a named producer with its next epoch, which the owner gets.
     InitProducer {
         name: String,
+        owner: ProducerOwner,
     },
     Members(MemberCommand),
     /// Raises the protocol version, which every member speaks.

@@ -7,7 +7,7 @@ use prost::Message;
 use super::command::{
     ClusterCommand, CreateTopic, PartitionRun, PartitionSettings, SettingsMask, ShardCommand,
 };
-use super::{CleanupRound, FencingToken, GroupCommand, HeadError, PartitionId};
+use super::{CleanupRound, FencingToken, GroupCommand, HeadError, PartitionId, ProducerOwner};
 use crate::records::cluster_command_record::{
     AddPartitions, AssignGroupSlots, Change as ClusterChange, CreateTopic as CreateTopicRecord,
     DeleteTopic, InitProducer, LeaseProducerIds, RaiseProtocol, RegisterNode, RegisterShards,
@@ -37,6 +37,10 @@ fn unknown_field() -> HeadError {
 
 fn token(text: &str) -> Result<FencingToken, HeadError> {
     FencingToken::new(text).ok_or_else(|| malformed("fencing token is too long"))
+}
+
+fn owner(field: &[u8]) -> Result<ProducerOwner, HeadError> {
+    ProducerOwner::from_field(field).ok_or_else(|| malformed("owner has a wrong form"))
 }
 
 fn required(settings: Option<PartitionSettings>) -> Result<PartitionSettings, HeadError> {
@@ -168,10 +172,13 @@ pub(super) fn encode_cluster(command: &ClusterCommand, bytes: &mut BytesMut) {
         ClusterCommand::DeleteTopic { name, topic_id } => {
             ClusterChange::DeleteTopic(DeleteTopic { name, topic_id })
         }
-        ClusterCommand::LeaseProducerIds { count } => {
-            ClusterChange::LeaseProducerIds(LeaseProducerIds { count })
+        ClusterCommand::LeaseProducerIds { count, owner } => {
+            let owner = owner.to_field();
+            ClusterChange::LeaseProducerIds(LeaseProducerIds { count, owner })
         }
-        ClusterCommand::InitProducer { name } => ClusterChange::InitProducer(InitProducer { name }),
+        ClusterCommand::InitProducer { name, owner } => {
+            ClusterChange::InitProducer(InitProducer { name, owner: owner.to_field() })
+        }
         ClusterCommand::RegisterShards { shards } => {
             ClusterChange::RegisterShards(RegisterShards { shards })
         }
@@ -226,8 +233,12 @@ pub(super) fn decode_cluster(bytes: &[u8]) -> Result<ClusterCommand, HeadError> 
         ClusterChange::DeleteTopic(it) => {
             ClusterCommand::DeleteTopic { name: it.name, topic_id: it.topic_id }
         }
-        ClusterChange::LeaseProducerIds(it) => ClusterCommand::LeaseProducerIds { count: it.count },
-        ClusterChange::InitProducer(it) => ClusterCommand::InitProducer { name: it.name },
+        ClusterChange::LeaseProducerIds(it) => {
+            ClusterCommand::LeaseProducerIds { count: it.count, owner: owner(&it.owner)? }
+        }
+        ClusterChange::InitProducer(it) => {
+            ClusterCommand::InitProducer { name: it.name, owner: owner(&it.owner)? }
+        }
         ClusterChange::RegisterShards(it) => ClusterCommand::RegisterShards { shards: it.shards },
         ClusterChange::Members(it) => {
             ClusterCommand::Members(it.command.ok_or(HeadError::UnknownCommand)?)

@@ -7,7 +7,8 @@ use bytes::{BufMut, Bytes, BytesMut};
 
 use super::command::{ClusterCommand, ShardCommand};
 use super::{
-    Condition, FENCING_TOKEN_BYTES_MAX, FencingToken, KeptOffsets, PartitionId, command_record,
+    BatchChecksum, Condition, FENCING_TOKEN_BYTES_MAX, FencingToken, KeptOffsets, PartitionId,
+    ProducerOwner, Refusal, command_record,
 };
 
 /// Largest head that the log accepts, in bytes. Commands with rows are split by
@@ -50,6 +51,36 @@ pub struct ProducerStamp {
     pub epoch: u32,
     /// Sequence of the first record; counts this producer's records on this partition from 0.
     pub first_sequence: u64,
+    /// Principal that appended the batch; anonymous before protocol version 8.
+    pub owner: ProducerOwner,
+    /// Checksum of the batch as it was appended; `None` before protocol version 8.
+    pub checksum: Option<BatchChecksum>,
+}
+
+impl ProducerStamp {
+    /// Returns the stamp of a batch without an owner and a checksum.
+    pub fn new(producer_id: u64, epoch: u32, first_sequence: u64) -> Self {
+        let owner = ProducerOwner::ANONYMOUS;
+        Self { producer_id, epoch, first_sequence, owner, checksum: None }
+    }
+
+    /// Checks that the identity, which has this owner, is used by its owner.
+    ///
+    /// # Errors
+    /// [`Refusal::ProducerNotOwned`], or [`Refusal::UnknownProducer`] if the producer should call
+    /// InitProducer again. The second is for identities from before access control or protocol
+    /// version 8, which belong to no principal, and for batches without a checksum, whose leader
+    /// did not know that version yet.
+    pub fn check_owner(&self, owner: ProducerOwner) -> Result<(), Refusal> {
+        let producer_id = self.producer_id;
+        if self.owner == owner {
+            Ok(())
+        } else if owner.is_anonymous() || self.checksum.is_none() {
+            Err(Refusal::UnknownProducer { producer_id })
+        } else {
+            Err(Refusal::ProducerNotOwned { producer_id })
+        }
+    }
 }
 
 /// Reason why a head cannot be decoded.
@@ -69,6 +100,8 @@ pub enum HeadError {
     NoUncompressedBytes,
     #[error("the fencing token of the batch is too long or not UTF-8")]
     WrongToken,
+    #[error("the owner or the checksum of the producer is malformed")]
+    WrongProducer,
     #[error("the offsets that compaction kept in the batch are malformed")]
     WrongKeptOffsets,
     #[error("the command is unknown to this version")]
@@ -91,15 +124,26 @@ const KIND_CLUSTER: u8 = 3;
 //  with FLAG_COMPRESSED        uncompressed_bytes u32, at least 1; from protocol version 4 on
 //  with FLAG_COMPACTED         offset_count u32 | form u8 | length u16 | offsets that stayed; from
 //                              protocol version 7 on
+//  with FLAG_CHECKSUM          checksum u32, at least 1; from protocol version 8 on
+//  with FLAG_OWNER             owner, 16 bytes, not all 0; from protocol version 8 on
+// The last two require FLAG_PRODUCER.
 const FLAG_PRODUCER: u8 = 1;
 const FLAG_EXPECTED_OFFSET: u8 = 1 << 1;
 const FLAG_FENCING_TOKEN: u8 = 1 << 2;
 const FLAG_COMPRESSED: u8 = 1 << 3;
 const FLAG_COMPACTED: u8 = 1 << 4;
-const FLAGS: u8 =
-    FLAG_PRODUCER | FLAG_EXPECTED_OFFSET | FLAG_FENCING_TOKEN | FLAG_COMPRESSED | FLAG_COMPACTED;
+const FLAG_CHECKSUM: u8 = 1 << 5;
+const FLAG_OWNER: u8 = 1 << 6;
+const FLAGS: u8 = FLAG_PRODUCER
+    | FLAG_EXPECTED_OFFSET
+    | FLAG_FENCING_TOKEN
+    | FLAG_COMPRESSED
+    | FLAG_COMPACTED
+    | FLAG_CHECKSUM
+    | FLAG_OWNER;
 const BATCH_BYTES: usize = 34;
-const BATCH_WITH_PRODUCER_BYTES: usize = BATCH_BYTES + 20;
+const STAMP_BYTES: usize = 20;
+const BATCH_WITH_PRODUCER_BYTES: usize = BATCH_BYTES + STAMP_BYTES + 4 + ProducerOwner::BYTES;
 const _: () = assert!(FENCING_TOKEN_BYTES_MAX <= u8::MAX as usize);
 
 impl Head {
@@ -187,6 +231,14 @@ impl BatchHead {
         if let Some(kept) = &self.kept {
             kept.encode_to(bytes);
         }
+        if let Some(ProducerStamp { owner, checksum, .. }) = &self.producer {
+            if let Some(checksum) = checksum {
+                bytes.put_u32_le(checksum.get());
+            }
+            if !owner.is_anonymous() {
+                bytes.put_slice(owner.as_bytes());
+            }
+        }
     }
 
     /// Returns the number of offsets that the batch covers: its records when it was appended.
@@ -201,6 +253,8 @@ impl BatchHead {
             | flag(self.condition.fencing_token.is_some(), FLAG_FENCING_TOKEN)
             | flag(self.uncompressed_bytes > 0, FLAG_COMPRESSED)
             | flag(self.kept.is_some(), FLAG_COMPACTED)
+            | flag(self.producer.is_some_and(|it| it.checksum.is_some()), FLAG_CHECKSUM)
+            | flag(self.producer.is_some_and(|it| !it.owner.is_anonymous()), FLAG_OWNER)
     }
 
     /// Decodes a batch; `bytes` start with the kind.
@@ -213,12 +267,12 @@ impl BatchHead {
         }
         let mut producer = None;
         if flags & FLAG_PRODUCER != 0 {
-            let stamp: &[u8; 20] = reader.take()?;
-            producer = Some(ProducerStamp {
-                producer_id: u64::from_le_bytes(field(stamp, 0)),
-                epoch: u32::from_le_bytes(field(stamp, 8)),
-                first_sequence: u64::from_le_bytes(field(stamp, 12)),
-            });
+            let stamp: &[u8; STAMP_BYTES] = reader.take()?;
+            producer = Some(ProducerStamp::new(
+                u64::from_le_bytes(field(stamp, 0)),
+                u32::from_le_bytes(field(stamp, 8)),
+                u64::from_le_bytes(field(stamp, 12)),
+            ));
         }
         let mut condition = Condition::default();
         if flags & FLAG_EXPECTED_OFFSET != 0 {
@@ -244,6 +298,19 @@ impl BatchHead {
             let form = reader.take_slice(KeptOffsets::form_bytes(prefix))?;
             let decoded = KeptOffsets::decode(prefix, form, record_count);
             kept = Some(Box::new(decoded.ok_or(HeadError::WrongKeptOffsets)?));
+        }
+        if flags & FLAG_CHECKSUM != 0 {
+            let checksum = BatchChecksum::from_field(u32::from_le_bytes(*reader.take()?));
+            let stamp = producer.as_mut().ok_or(HeadError::WrongProducer)?;
+            stamp.checksum = Some(checksum.ok_or(HeadError::WrongProducer)?);
+        }
+        if flags & FLAG_OWNER != 0 {
+            let owner = ProducerOwner::from_bytes(*reader.take()?);
+            let stamp = producer.as_mut().ok_or(HeadError::WrongProducer)?;
+            if owner.is_anonymous() {
+                return Err(HeadError::WrongProducer);
+            }
+            stamp.owner = owner;
         }
         reader.end()?;
         Ok(Self {
@@ -314,7 +381,7 @@ mod tests {
 
     /// Returns a batch with every optional field.
     fn full(token: &str) -> BatchHead {
-        let stamp = ProducerStamp { producer_id: 9, epoch: 2, first_sequence: 5 };
+        let stamp = ProducerStamp::new(9, 2, 5);
         let condition =
             Condition { expected_offset: Some(0x0304), fencing_token: FencingToken::new(token) };
         BatchHead { condition, ..batch(Some(stamp)) }
@@ -322,7 +389,7 @@ mod tests {
 
     #[test]
     fn batch_layout_is_stable() {
-        let stamp = ProducerStamp { producer_id: 9, epoch: 2, first_sequence: 5 };
+        let stamp = ProducerStamp::new(9, 2, 5);
         let bytes = Head::Batch(batch(Some(stamp))).encode();
         let mut expected = vec![1, 1, 2, 1, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 1, 0, 0, 0];
         expected.extend([255, 255, 255, 255, 0, 4, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0]);
@@ -349,13 +416,39 @@ mod tests {
     }
 
     #[test]
+    fn layout_of_owner_and_checksum_is_stable() {
+        let stamp = ProducerStamp::new(9, 2, 5);
+        let plain = Head::Batch(batch(Some(stamp))).encode();
+        let checksum = Some(BatchChecksum::of_crc(0x0102_0304));
+        let owned = ProducerStamp { owner: ProducerOwner::from_bytes([7; 16]), checksum, ..stamp };
+        let mut expected = plain.to_vec();
+        expected[1] = 0b110_0001;
+        expected.extend([4, 3, 2, 1]);
+        expected.extend([7; 16]);
+        assert_eq!(Head::Batch(batch(Some(owned))).encode(), expected);
+        let at = plain.len();
+        for (range, what) in [(at..at + 4, "no checksum"), (at + 4..at + 20, "no owner")] {
+            let mut zeroed = expected.clone();
+            zeroed[range].fill(0);
+            assert_eq!(Head::decode(&zeroed), Err(HeadError::WrongProducer), "{what}");
+        }
+        let mut unstamped = Head::Batch(batch(None)).encode().to_vec();
+        unstamped[1] = FLAG_CHECKSUM;
+        unstamped.extend([4, 3, 2, 1]);
+        assert_eq!(Head::decode(&unstamped), Err(HeadError::WrongProducer));
+    }
+
+    #[test]
     fn rejects_batches_of_wrong_length_or_with_unknown_flags() {
-        let stamp = ProducerStamp { producer_id: 9, epoch: 2, first_sequence: 5 };
+        let stamp = ProducerStamp::new(9, 2, 5);
+        let owner = ProducerOwner::SESSION;
+        let checked = ProducerStamp { checksum: Some(BatchChecksum::of_crc(7)), ..stamp };
+        let owned = ProducerStamp { owner, ..checked };
         let compressed = BatchHead { uncompressed_bytes: 1 << 20, ..full("one") };
         let kept = KeptOffsets::new(100, vec![5, 6, 16]).map(Box::new);
         let compacted = BatchHead { kept, ..full("one") };
-        for head in [batch(None), batch(Some(stamp)), full(""), full("one"), compressed, compacted]
-        {
+        let heads = [batch(None), batch(Some(stamp)), full(""), full("one"), compressed, compacted];
+        for head in heads.into_iter().chain([batch(Some(checked)), batch(Some(owned))]) {
             let bytes = Head::Batch(head).encode();
             for cut in 0..bytes.len() {
                 assert!(Head::decode(&bytes[..cut]).is_err(), "cut at {cut}");
@@ -375,7 +468,7 @@ mod tests {
         let bytes = Head::Batch(full(&longest)).encode();
         assert!(Head::decode(&bytes).is_ok());
         let mut longer = bytes.to_vec();
-        longer[BATCH_WITH_PRODUCER_BYTES + 8] += 1;
+        longer[BATCH_BYTES + STAMP_BYTES + 8] += 1;
         longer.push(b'x');
         assert_eq!(Head::decode(&longer), Err(HeadError::WrongToken));
         let mut no_text = bytes.to_vec();

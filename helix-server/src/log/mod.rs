@@ -14,6 +14,7 @@ mod kept_offsets;
 mod member_change;
 mod member_command;
 mod partition;
+mod producer_owner;
 mod producers;
 mod retention;
 mod shard_state;
@@ -52,6 +53,7 @@ pub use member_command::{
     AddMember, InitMembers, Joined, MemberCommand, RemoveMember, ReplaceMember, SetDraining,
 };
 pub use partition::Partition;
+pub use producer_owner::{BatchChecksum, ProducerOwner};
 pub use producers::{DEDUP_WINDOW_BATCHES, ProducerTable, SequenceVerdict};
 pub use retention::{PartitionSegment, RetentionPolicy, log_start_after_retention};
 pub use shard_state::{Effects, ShardState, StateLimits};
@@ -112,6 +114,19 @@ pub enum Refusal {
          sequence 0"
     )]
     UnknownProducer { producer_id: u64 },
+    /// The identity was given to another principal.
+    #[error(
+        "producer {producer_id} belongs to another principal; call InitProducer and use the \
+         identity that it returns"
+    )]
+    ProducerNotOwned { producer_id: u64 },
+    /// The sequence has a batch with the same number of records and another checksum.
+    #[error(
+        "sequence {sequence} of producer {producer_id} was appended before with other records; \
+         two programs use one identity, or a retry has changed its batch: let each program call \
+         InitProducer, and repeat the same bytes"
+    )]
+    SequenceReused { producer_id: u64, sequence: u64 },
     #[error(
         "expected_offset is {expected}, but the next offset is {}",
         watermarks.high_watermark

@@ -1,9 +1,10 @@
 //! Deduplicates and orders the batches of producers, and fences old epochs.
 //! Tracks a bounded number of (partition, producer) pairs of one shard.
 
+use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use super::{PartitionId, ProducerStamp, Refusal};
+use super::{BatchChecksum, PartitionId, ProducerOwner, ProducerStamp, Refusal};
 
 /// Number of batches per producer and partition whose offsets are kept to detect duplicates.
 /// A stream may have at most as many in flight, so that every retry is recognized.
@@ -40,6 +41,8 @@ pub(super) struct ForgottenProducers {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ProducerState {
     pub(super) epoch: u32,
+    /// Owner of this epoch.
+    pub(super) owner: ProducerOwner,
     pub(super) next_sequence: u64,
     /// Index of its last appended entry.
     pub(super) last_used: u64,
@@ -52,6 +55,8 @@ pub(super) struct ProducerState {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct DedupEntry {
     pub(super) record_count: u32,
+    /// `None` for a batch from before protocol version 8.
+    pub(super) checksum: Option<BatchChecksum>,
     pub(super) first_offset: u64,
 }
 
@@ -84,7 +89,7 @@ impl ProducerTable {
         stamp: &ProducerStamp,
         record_count: u32,
     ) -> SequenceVerdict {
-        let ProducerStamp { producer_id, epoch, first_sequence: sequence } = *stamp;
+        let ProducerStamp { producer_id, epoch, first_sequence: sequence, .. } = *stamp;
         let out_of_order = |next_sequence| {
             SequenceVerdict::Refuse(Refusal::OutOfOrderSequence {
                 producer_id,
@@ -92,7 +97,15 @@ impl ProducerTable {
                 next_sequence,
             })
         };
-        match self.rows.get(&(id, producer_id)) {
+        let row = self.rows.get(&(id, producer_id));
+        // Before anything that depends on the row's sequence, which only its owner may learn.
+        if let Some(row) = row
+            && row.epoch == epoch
+            && let Err(refusal) = stamp.check_owner(row.owner)
+        {
+            return SequenceVerdict::Refuse(refusal);
+        }
+        match row {
             None if sequence == 0 => SequenceVerdict::Accept,
             None => SequenceVerdict::Refuse(Refusal::UnknownProducer { producer_id }),
             Some(row) if epoch < row.epoch => {
@@ -112,7 +125,12 @@ impl ProducerTable {
             }
             Some(row) if sequence == row.next_sequence => SequenceVerdict::Accept,
             Some(row) => match row.counted(sequence, record_count) {
-                Some(first_offset) => SequenceVerdict::Duplicate { first_offset },
+                Some(appended) if appended.may_be(stamp.checksum) => {
+                    SequenceVerdict::Duplicate { first_offset: appended.first_offset }
+                }
+                Some(_) => {
+                    SequenceVerdict::Refuse(Refusal::SequenceReused { producer_id, sequence })
+                }
                 None => out_of_order(row.next_sequence),
             },
         }
@@ -128,12 +146,12 @@ impl ProducerTable {
         first_offset: u64,
     ) {
         let key = (id, stamp.producer_id);
-        let row = self.rows.entry(key).or_insert_with(|| ProducerState::new(stamp.epoch));
+        let row = self.rows.entry(key).or_insert_with(|| ProducerState::new(stamp));
         self.by_use.remove(&(row.last_used, key.0, key.1));
         if row.epoch != stamp.epoch {
-            *row = ProducerState::new(stamp.epoch);
+            *row = ProducerState::new(stamp);
         }
-        row.push(record_count, first_offset);
+        row.push(DedupEntry { record_count, checksum: stamp.checksum, first_offset });
         row.last_used = index;
         self.by_use.insert((index, key.0, key.1));
         while self.rows.len() > self.rows_max {
@@ -156,14 +174,30 @@ impl ProducerTable {
     }
 
     /// Returns the sequence that the producer's next batch must have.
-    /// `None` where the producer is unknown or fenced by a later epoch.
-    pub fn next_sequence(&self, id: PartitionId, producer_id: u64, epoch: u32) -> Option<u64> {
-        let row = self.rows.get(&(id, producer_id))?;
-        match epoch.cmp(&row.epoch) {
-            std::cmp::Ordering::Less => None,
-            std::cmp::Ordering::Equal => Some(row.next_sequence),
-            std::cmp::Ordering::Greater => Some(0),
+    /// `None` where the producer is unknown, fenced by a later epoch, or owned by another principal.
+    pub fn next_sequence(&self, id: PartitionId, stamp: &ProducerStamp) -> Option<u64> {
+        let row = self.rows.get(&(id, stamp.producer_id))?;
+        match stamp.epoch.cmp(&row.epoch) {
+            Ordering::Less => None,
+            Ordering::Equal => (row.owner == stamp.owner).then_some(row.next_sequence),
+            Ordering::Greater => Some(0),
         }
+    }
+
+    /// Checks that an epoch that the partition tracks belongs to the owner of the stamp.
+    ///
+    /// # Errors
+    /// The refusal that a batch with this stamp would get.
+    pub fn check_owner(&self, id: PartitionId, stamp: &ProducerStamp) -> Result<(), Refusal> {
+        match self.rows.get(&(id, stamp.producer_id)) {
+            Some(row) if row.epoch == stamp.epoch => stamp.check_owner(row.owner),
+            _ => Ok(()),
+        }
+    }
+
+    pub(super) fn has_owners_or_checksums(&self) -> bool {
+        let has_checksum = |row: &ProducerState| row.window.iter().any(|it| it.checksum.is_some());
+        self.rows.values().any(|row| !row.owner.is_anonymous() || has_checksum(row))
     }
 
     /// Removes the producers of a dropped partition.
@@ -240,31 +274,48 @@ impl ForgottenProducers {
 }
 
 impl ProducerState {
-    fn new(epoch: u32) -> Self {
-        Self { epoch, next_sequence: 0, last_used: 0, window: VecDeque::new() }
+    fn new(stamp: &ProducerStamp) -> Self {
+        let ProducerStamp { epoch, owner, .. } = *stamp;
+        Self { epoch, owner, next_sequence: 0, last_used: 0, window: VecDeque::new() }
     }
 
-    fn push(&mut self, record_count: u32, first_offset: u64) {
+    fn push(&mut self, batch: DedupEntry) {
         if self.window.len() == DEDUP_WINDOW_BATCHES {
             self.window.pop_front();
         }
-        self.window.push_back(DedupEntry { record_count, first_offset });
-        self.next_sequence = self.next_sequence.saturating_add(u64::from(record_count));
+        self.next_sequence = self.next_sequence.saturating_add(u64::from(batch.record_count));
+        self.window.push_back(batch);
     }
 
-    /// Returns the first offset of exactly this batch, if it is in the window.
-    fn counted(&self, first_sequence: u64, record_count: u32) -> Option<u64> {
+    /// Returns the batch of the window with this sequence and count.
+    fn counted(&self, first_sequence: u64, record_count: u32) -> Option<&DedupEntry> {
         let mut first = self.next_sequence;
         for counted in self.window.iter().rev() {
             first = first.checked_sub(u64::from(counted.record_count))?;
             if first == first_sequence && counted.record_count == record_count {
-                return Some(counted.first_offset);
+                return Some(counted);
             }
             if first < first_sequence {
                 return None;
             }
         }
         None
+    }
+}
+
+impl DedupEntry {
+    /// Returns whether a batch with the same sequence and count is this one. Without one of the
+    /// checksums, sequence and count decide.
+    fn may_be(&self, checksum: Option<BatchChecksum>) -> bool {
+        match (self.checksum, checksum) {
+            (Some(appended), Some(checksum)) => appended == checksum,
+            _ => true,
+        }
+    }
+
+    /// Returns the checksum as a field of a checkpoint; 0 for none.
+    pub(super) fn checksum_field(&self) -> u32 {
+        self.checksum.map_or(0, BatchChecksum::get)
     }
 }
 
@@ -280,7 +331,7 @@ mod tests {
     const ID: PartitionId = PartitionId(7);
 
     fn stamp(epoch: u32, first_sequence: u64) -> ProducerStamp {
-        ProducerStamp { producer_id: 1, epoch, first_sequence }
+        ProducerStamp::new(1, epoch, first_sequence)
     }
 
     fn out_of_order(sequence: u64, next_sequence: u64) -> SequenceVerdict {
@@ -332,12 +383,12 @@ mod tests {
         let other = PartitionId(8);
         assert_eq!(table.check_sequence(other, &stamp(5, 0), 1), SequenceVerdict::Accept);
         assert_eq!(table.check_sequence(other, &stamp(5, 60), 1), unknown);
-        assert_eq!(table.next_sequence(other, 1, 5), None);
+        assert_eq!(table.next_sequence(other, &stamp(5, 0)), None);
     }
 
     #[test]
     fn first_batch_of_a_forgotten_producer_may_be_a_duplicate() {
-        let stamp = |producer_id, epoch| ProducerStamp { producer_id, epoch, first_sequence: 0 };
+        let stamp = |producer_id, epoch| ProducerStamp::new(producer_id, epoch, 0);
         let mut table = ProducerTable::new(2);
         for (index, producer_id) in [(1, 4), (2, 5)] {
             table.record(index, ID, &stamp(producer_id, 0), 1, index);
@@ -382,17 +433,17 @@ mod tests {
     #[test]
     fn next_sequence_depends_on_the_epoch() {
         let table = table();
-        assert_eq!(table.next_sequence(ID, 1, 5), Some(60));
-        assert_eq!(table.next_sequence(ID, 1, 6), Some(0));
-        assert_eq!(table.next_sequence(ID, 1, 4), None);
-        assert_eq!(table.next_sequence(ID, 2, 5), None);
+        assert_eq!(table.next_sequence(ID, &stamp(5, 0)), Some(60));
+        assert_eq!(table.next_sequence(ID, &stamp(6, 0)), Some(0));
+        assert_eq!(table.next_sequence(ID, &stamp(4, 0)), None);
+        assert_eq!(table.next_sequence(ID, &ProducerStamp::new(2, 5, 0)), None);
     }
 
     #[test]
     fn higher_epoch_starts_at_sequence_zero() {
         let mut table = table();
         table.record(4, ID, &stamp(6, 0), 2, 400);
-        assert_eq!(table.next_sequence(ID, 1, 6), Some(2));
+        assert_eq!(table.next_sequence(ID, &stamp(6, 0)), Some(2));
         assert_eq!(table.check_sequence(ID, &stamp(6, 0), 10), out_of_order(0, 2));
         assert!(matches!(table.check_sequence(ID, &stamp(5, 60), 1), SequenceVerdict::Refuse(_)));
         assert_eq!(table.len(), 1);
@@ -418,14 +469,14 @@ mod tests {
     fn forgets_the_least_recently_used_producer() {
         let mut table = ProducerTable::new(3);
         let record = |table: &mut ProducerTable, index, producer_id| {
-            let first_sequence = table.next_sequence(ID, producer_id, 0).unwrap_or(0);
-            let stamp = ProducerStamp { producer_id, epoch: 0, first_sequence };
+            let mut stamp = ProducerStamp::new(producer_id, 0, 0);
+            stamp.first_sequence = table.next_sequence(ID, &stamp).unwrap_or(0);
             table.record(index, ID, &stamp, 1, index);
         };
         for (index, producer_id) in [(1, 1), (2, 2), (3, 3), (4, 1), (5, 4)] {
             record(&mut table, index, producer_id);
         }
-        let known = |id| table.next_sequence(ID, id, 0).is_some();
+        let known = |id| table.next_sequence(ID, &ProducerStamp::new(id, 0, 0)).is_some();
         assert_eq!([1, 2, 3, 4].map(known), [true, false, true, true]);
     }
 
@@ -437,6 +488,59 @@ mod tests {
         assert_eq!((table.len(), table.by_use.len()), (1, 1));
         table.forget(PartitionId(8));
         assert!(table.is_empty() && table.by_use.is_empty());
+    }
+
+    #[test]
+    fn epoch_belongs_to_the_owner_of_its_first_batch() {
+        let [alice, bob] = ["alice", "bob"].map(ProducerOwner::of);
+        let checksum = Some(BatchChecksum::of_crc(7));
+        let by = |owner, epoch, first_sequence| ProducerStamp {
+            owner,
+            checksum,
+            ..stamp(epoch, first_sequence)
+        };
+        let mut table = ProducerTable::new(10);
+        table.record(1, ID, &by(alice, 5, 0), 10, 100);
+        let not_owned = SequenceVerdict::Refuse(Refusal::ProducerNotOwned { producer_id: 1 });
+        for sequence in [0, 1, 10, 60] {
+            for other in [bob, ProducerOwner::ANONYMOUS, ProducerOwner::SESSION] {
+                let verdict = table.check_sequence(ID, &by(other, 5, sequence), 10);
+                assert_eq!(verdict, not_owned, "{other:?} at {sequence}");
+            }
+        }
+        assert_eq!(table.next_sequence(ID, &by(bob, 5, 0)), None);
+        assert_eq!(table.check_sequence(ID, &by(alice, 5, 10), 1), SequenceVerdict::Accept);
+        let unknown = SequenceVerdict::Refuse(Refusal::UnknownProducer { producer_id: 1 });
+        let unsigned = ProducerStamp { owner: ProducerOwner::ANONYMOUS, ..stamp(5, 10) };
+        assert_eq!(table.check_sequence(ID, &unsigned, 1), unknown, "from an older leader");
+        // The leader has checked that the next epoch is the caller's own.
+        table.record(2, ID, &by(bob, 6, 0), 1, 200);
+        assert_eq!(table.check_sequence(ID, &by(alice, 6, 1), 1), not_owned);
+        assert_eq!(table.check_sequence(ID, &by(bob, 6, 1), 1), SequenceVerdict::Accept);
+        // A row without an owner, from an earlier version or from before access control.
+        let other = PartitionId(8);
+        table.record(3, other, &stamp(5, 0), 1, 300);
+        assert_eq!(table.check_sequence(other, &by(alice, 5, 1), 1), unknown);
+        assert_eq!(table.check_sequence(other, &stamp(5, 1), 1), SequenceVerdict::Accept);
+    }
+
+    #[test]
+    fn duplicate_has_the_same_checksum() {
+        let with = |crc, first_sequence| ProducerStamp {
+            checksum: Some(BatchChecksum::of_crc(crc)),
+            ..stamp(0, first_sequence)
+        };
+        let duplicate = SequenceVerdict::Duplicate { first_offset: 100 };
+        let reused = Refusal::SequenceReused { producer_id: 1, sequence: 0 };
+        let mut table = ProducerTable::new(10);
+        table.record(1, ID, &with(7, 0), 10, 100);
+        assert_eq!(table.check_sequence(ID, &with(7, 0), 10), duplicate);
+        assert_eq!(table.check_sequence(ID, &with(8, 0), 10), SequenceVerdict::Refuse(reused));
+        assert_eq!(table.check_sequence(ID, &with(7, 0), 9), out_of_order(0, 10));
+        // A batch of an earlier version has no checksum.
+        table.record(2, ID, &stamp(0, 10), 5, 200);
+        let duplicate = SequenceVerdict::Duplicate { first_offset: 200 };
+        assert_eq!(table.check_sequence(ID, &with(8, 10), 5), duplicate);
     }
 
     /// Accepted batches of an epoch are contiguous, and duplicates get their original offsets.
@@ -452,7 +556,7 @@ mod tests {
             let epoch = at.0 + u32::from(rng.random_bool(0.001));
             let back = rng.random_range(0..30);
             let first_sequence = if epoch > at.0 { 0 } else { at.1.saturating_sub(back) };
-            let stamp = ProducerStamp { producer_id, epoch, first_sequence };
+            let stamp = ProducerStamp::new(producer_id, epoch, first_sequence);
             let count = rng.random_range(1..4);
             let key = (id, producer_id, epoch, first_sequence, count);
             match table.check_sequence(PartitionId(id), &stamp, count) {

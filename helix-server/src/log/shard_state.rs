@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::cleanup::CleanupIndex;
 use super::{
     BatchHead, GroupTable, Head, Partition, PartitionId, PartitionRun, PartitionSettings,
-    ProducerTable, Refusal, SequenceVerdict, ShardCommand, Verdict,
+    ProducerStamp, ProducerTable, Refusal, SequenceVerdict, ShardCommand, Verdict,
 };
 
 /// Limits that decide verdicts of apply. They must be equal on every replica, so they are kept in
@@ -123,6 +123,12 @@ impl ShardState {
             SequenceVerdict::Duplicate { first_offset } => {
                 Some(duplicate(partition, batch, first_offset))
             }
+            // No later entry gives an epoch to another principal, ends its fence, or changes a batch.
+            SequenceVerdict::Refuse(
+                refusal @ (Refusal::ProducerNotOwned { .. }
+                | Refusal::ProducerFenced { .. }
+                | Refusal::SequenceReused { .. }),
+            ) => Some(Verdict::Refused(refusal)),
             SequenceVerdict::Accept if self.may_be_duplicate(batch) => {
                 let producer_id = batch.producer?.producer_id;
                 Some(Verdict::Refused(Refusal::UnknownProducer { producer_id }))
@@ -167,9 +173,17 @@ impl ShardState {
     }
 
     /// Returns the sequence that a producer's next batch on a partition must have.
-    /// `None` where the producer is unknown or fenced by a later epoch.
-    pub fn next_sequence(&self, id: PartitionId, producer_id: u64, epoch: u32) -> Option<u64> {
-        self.producers.next_sequence(id, producer_id, epoch)
+    /// `None` where the producer is unknown, fenced by a later epoch, or owned by another principal.
+    pub fn next_sequence(&self, id: PartitionId, stamp: &ProducerStamp) -> Option<u64> {
+        self.producers.next_sequence(id, stamp)
+    }
+
+    /// Checks that an epoch that the partition tracks belongs to the owner of the stamp.
+    ///
+    /// # Errors
+    /// The refusal that a batch with this stamp would get.
+    pub fn check_owner(&self, id: PartitionId, stamp: &ProducerStamp) -> Result<(), Refusal> {
+        self.producers.check_owner(id, stamp)
     }
 
     /// Returns whether the shard may have forgotten the producer on the partition. Its batches

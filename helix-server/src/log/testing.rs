@@ -5,9 +5,10 @@ use rand::rngs::StdRng;
 use rand::{Rng, RngExt, SeedableRng};
 
 use super::{
-    AddMember, BatchHead, CleanupRound, ClusterCommand, Condition, CreateTopic, FencingToken, Head,
-    InitMembers, Joined, KeptOffsets, MemberCommand, PartitionId, PartitionRun, PartitionSettings,
-    ProducerStamp, RemoveMember, ReplaceMember, SetDraining, SettingsMask, ShardCommand,
+    AddMember, BatchChecksum, BatchHead, CleanupRound, ClusterCommand, Condition, CreateTopic,
+    FencingToken, Head, InitMembers, Joined, KeptOffsets, MemberCommand, PartitionId, PartitionRun,
+    PartitionSettings, ProducerOwner, ProducerStamp, RemoveMember, ReplaceMember, SetDraining,
+    SettingsMask, ShardCommand,
 };
 
 /// Returns the generator of the test `name`, seeded by `HELIX_SEED` or a new seed.
@@ -96,9 +97,19 @@ fn random_batch(rng: &mut StdRng) -> BatchHead {
             producer_id: any_u64(rng),
             epoch: any_u32(rng),
             first_sequence: any_u64(rng),
+            owner: any_owner(rng),
+            checksum: rng.random_bool(0.5).then(|| BatchChecksum::of_crc(any_u32(rng))),
         }),
         condition: any_condition(rng),
         kept,
+    }
+}
+
+fn any_owner(rng: &mut StdRng) -> ProducerOwner {
+    match rng.random_range(0..3) {
+        0 => ProducerOwner::ANONYMOUS,
+        1 => ProducerOwner::SESSION,
+        _ => ProducerOwner::of(&any_text(rng)),
     }
 }
 
@@ -188,11 +199,11 @@ fn random_cluster_command(rng: &mut StdRng) -> ClusterCommand {
         5 => ClusterCommand::RegisterShards {
             shards: (0..rng.random_range(0..5)).map(|_| any_u64(rng)).collect(),
         },
-        6 => ClusterCommand::LeaseProducerIds { count: any_u32(rng) },
+        6 => ClusterCommand::LeaseProducerIds { count: any_u32(rng), owner: any_owner(rng) },
         7 => ClusterCommand::Members(random_member_command(rng)),
         8 => ClusterCommand::RaiseProtocol { version: any_u32(rng) },
         9 => ClusterCommand::AssignGroupSlots,
-        _ => ClusterCommand::InitProducer { name },
+        _ => ClusterCommand::InitProducer { name, owner: any_owner(rng) },
     }
 }
 

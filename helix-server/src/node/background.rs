@@ -331,7 +331,9 @@ async fn balance_leaders(node: Weak<Node>) {
         if connected_since.elapsed() < limits::BALANCE_AFTER {
             continue;
         }
-        if let Some((shard, to)) = node.cluster.next_balance(&[]).await {
+        // A new leader stays as long, also if it was asked for.
+        let led_for = limits::BALANCE_AFTER;
+        if let Some((shard, to)) = node.cluster.next_balance(&[], led_for).await {
             let shard_id = shard.id();
             match shard.transfer(Some(to)).await {
                 Ok(()) => {

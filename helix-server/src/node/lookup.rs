@@ -6,7 +6,8 @@ use super::Node;
 use super::shard_slots::ShardSlot;
 use crate::error::{Error, Result};
 use crate::log::{
-    PartitionId, PartitionKey, PartitionLocation, PartitionSettings, Refusal, TopicInfo,
+    PartitionId, PartitionKey, PartitionLocation, PartitionSettings, ProducerStamp, Refusal,
+    TopicInfo,
 };
 use crate::protocol;
 use crate::shard::Shard;
@@ -65,22 +66,27 @@ impl Node {
     }
 
     /// Checks that a batch with sequence 0 of a producer cannot be a duplicate, and that its
-    /// identity was issued.
+    /// identity was issued to its owner.
+    ///
+    /// Apply takes the owner of a producer's first batch on a partition, or of an epoch's, for the
+    /// owner of the identity. So nothing else may propose such a batch.
     ///
     /// # Errors
     /// [`Refusal::UnknownProducer`] if the producer may have been forgotten, or if its id or epoch
     /// was never issued. Such an id would be higher than all ids that are issued later; such an
-    /// epoch would fence the producer permanently.
+    /// epoch would fence the producer permanently. [`Refusal::ProducerNotOwned`] if another
+    /// principal got it.
     pub async fn check_producer(
         &self,
         located: &LocatedPartition,
-        producer_id: u64,
-        epoch: u32,
+        stamp: ProducerStamp,
     ) -> Result<()> {
         let LocatedPartition { shard, partition, .. } = located;
-        // A producer without a batch of this epoch has the next sequence 0.
+        let ProducerStamp { producer_id, epoch, .. } = stamp;
+        // A producer without a batch of this epoch has the next sequence 0. An epoch of another
+        // owner has none.
         let is_known = || {
-            let next = shard.next_sequence(*partition, producer_id, epoch);
+            let next = shard.next_sequence(*partition, &stamp);
             next.is_some_and(|next_sequence| next_sequence > 0)
         };
         if is_known() {
@@ -90,10 +96,14 @@ impl Node {
         Box::pin(async {
             // A follower may lack the producer's entry and reject a retry of a committed batch.
             shard.ready().await?;
-            let is_valid = is_known()
-                || (!shard.has_forgotten(*partition, producer_id, epoch)
-                    && self.cluster.has_issued_producer(producer_id, epoch).await?);
-            if is_valid { Ok(()) } else { Err(Refusal::UnknownProducer { producer_id }.into()) }
+            if is_known() {
+                return Ok(());
+            }
+            shard.check_owner(*partition, &stamp)?;
+            if shard.has_forgotten(*partition, producer_id, epoch) {
+                return Err(Refusal::UnknownProducer { producer_id }.into());
+            }
+            self.cluster.check_identity(&stamp).await
         })
         .await
     }

@@ -55,7 +55,7 @@ use crate::audit::AuditLog;
 use crate::clock::AgreedClock;
 use crate::cluster::{Cluster, RegisteredNode};
 use crate::error::{Error, LeaderHint, Result};
-use crate::log::{ClusterCommand, PartitionSettings};
+use crate::log::{ClusterCommand, PartitionSettings, ProducerOwner};
 use crate::memory::MemoryShares;
 use crate::metrics::Metrics;
 use crate::peer::Hub;
@@ -296,12 +296,12 @@ impl Node {
         self.random.next_u64()
     }
 
-    /// Returns a producer id that was never issued.
+    /// Returns a producer id that was never issued, for this owner.
     ///
     /// # Errors
     /// [`Error::NoLeader`] if no ids are left on this node and shard 0 has no leader.
-    pub async fn next_producer_id(&self) -> Result<u64> {
-        self.cluster.next_producer_id().await
+    pub async fn next_producer_id(&self, owner: ProducerOwner) -> Result<u64> {
+        self.cluster.next_producer_id(owner).await
     }
 
     /// Returns the p50 and p99 latency of a small sync at startup, in µs; 0 if not measured.

@@ -15,8 +15,8 @@ use crate::jwt::{JwtLogin, JwtVerifier};
 use crate::limits::TOKEN_REFRESH_INTERVAL;
 use crate::log::{AccessOperation, AccessResource};
 use crate::log::{
-    AccessState, JwtError, PresentedToken, ResourceKind, RuleSet, TokenError, TokenRecord,
-    is_principal_name,
+    AccessState, JwtError, PresentedToken, ProducerOwner, ResourceKind, RuleSet, TokenError,
+    TokenRecord, is_principal_name,
 };
 
 /// Treatment of callers.
@@ -116,6 +116,7 @@ impl Credentials {
 #[derive(Debug, Clone)]
 pub struct Caller {
     principal: Principal,
+    owner: ProducerOwner,
     credentials: Credentials,
     rules: Arc<RuleSet>,
     access: Arc<AccessState>,
@@ -132,7 +133,8 @@ impl Caller {
         let rules = access.rules_of(principal.as_str()).cloned().unwrap_or_default();
         let newest = || node.cluster.machine().access();
         let meter = node.quota_meters.meter(principal.as_str(), newest);
-        Self { principal, credentials, rules, access, meter }
+        let owner = ProducerOwner::of(principal.as_str());
+        Self { principal, owner, credentials, rules, access, meter }
     }
 
     /// Returns the meter of the principal's quota, which its connections share.
@@ -142,6 +144,11 @@ impl Caller {
 
     pub fn principal(&self) -> &Principal {
         &self.principal
+    }
+
+    /// Returns the owner of the producer identities that the principal gets.
+    pub fn owner(&self) -> ProducerOwner {
+        self.owner
     }
 
     pub fn credentials(&self) -> &Credentials {

@@ -268,22 +268,23 @@ impl Replica {
         self.transferred_in.store(term, Ordering::Relaxed);
         let transfer = self.raft.trigger().transfer_leader(to).await;
         transfer.map_err(|fatal| TransferError::Unknown(fatal.to_string()))?;
+        // Another leader may have returned it meanwhile, in a later term.
+        let still_leads = || self.leadership() == ShardLeadership { leader: Some(self.id), term };
         let taken_over = async {
-            while self.is_leader() && leadership.changed().await {}
+            while still_leads() && leadership.changed().await {}
             // Ignored: the sender is dropped only with openraft, and then the wait ends too.
             let _ = applied_term.wait_for(|of| *of > term).await;
         };
         let in_time = tokio::time::timeout(limits::TRANSFER_WAIT_MAX, taken_over).await.is_ok();
         let node = node_of(to);
-        match self.leadership().leader {
-            Some(leader) if leader == self.id => {
-                Err(TransferError::Unknown(format!("node {node} did not take over in time")))
-            }
-            _ if in_time => Ok(()),
-            _ => Err(TransferError::Unknown(format!(
-                "node {node} was asked to take over, but has committed nothing yet"
-            ))),
+        if in_time {
+            return Ok(());
         }
+        Err(TransferError::Unknown(if still_leads() {
+            format!("node {node} did not take over in time")
+        } else {
+            format!("node {node} was asked to take over, but has committed nothing yet")
+        }))
     }
 
     /// Waits until another replica has this leader's whole log, or this one is not the leader.

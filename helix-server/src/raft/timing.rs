@@ -68,6 +68,12 @@ impl ElectionTiming {
         self.timeout * 7 / 6
     }
 
+    /// Returns the time without confirmation after which a leader no longer waits for the outcome
+    /// of what it has proposed. By then another leader has usually been elected.
+    pub fn abandoned_after(&self) -> Duration {
+        self.timeout * 7 / 2
+    }
+
     /// Returns the interval of a shard's check whether its leader is partitioned.
     pub fn check_interval(&self) -> Duration {
         self.timeout / 6

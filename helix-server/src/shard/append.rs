@@ -11,8 +11,8 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 use tokio_util::sync::WaitForCancellationFutureOwned;
 
+use super::Shard;
 use super::sequence_tracker::NextBatch;
-use super::{Shard, leader_changed};
 use crate::error::{Error, Result};
 use crate::flow::{Acquired, FlowPermit};
 use crate::limits;
@@ -196,7 +196,7 @@ impl Shard {
         let record_count = head.record_count;
         let command = Command { head: Head::Batch(head), payload, guard: None };
         let guard = Arc::new(ProposalGuard::new(permit.0, written));
-        let leadership_token: LeadershipLoss = Box::pin(self.leadership_token().cancelled_owned());
+        let term_loss: TermLoss = Box::pin(self.proposal_token().cancelled_owned());
         let since = Instant::now();
         let outcome = self
             .replica
@@ -213,17 +213,13 @@ impl Shard {
             (_, Some(written)) => State::Written {
                 written: Some(written),
                 outcome,
-                leadership_token,
+                term_loss,
                 ack: self.early_ack(batch.partition, reached),
                 shard: self.this.clone(),
             },
-            (_, None) => State::Applied {
-                outcome,
-                since,
-                leadership_token,
-                reached,
-                shard: self.this.clone(),
-            },
+            (_, None) => {
+                State::Applied { outcome, since, term_loss, reached, shard: self.this.clone() }
+            }
         };
         Ok(PendingAck { state })
     }
@@ -231,8 +227,7 @@ impl Shard {
     /// Returns the batch for the [`super::SequenceTracker`]; `None` without a producer id.
     fn next_batch(&self, head: &BatchHead) -> Option<NextBatch> {
         let (partition, stamp) = (head.partition, head.producer?);
-        let next_sequence = self.next_sequence(partition, stamp.producer_id, stamp.epoch);
-        let applied_sequence = next_sequence.unwrap_or(0);
+        let applied_sequence = self.next_sequence(partition, &stamp).unwrap_or(0);
         Some(NextBatch { term: self.term(), partition, stamp, applied_sequence })
     }
 
@@ -323,33 +318,40 @@ enum State {
     Applied {
         outcome: ProposalOutcome,
         since: Instant,
-        leadership_token: LeadershipLoss,
+        term_loss: TermLoss,
         reached: Durability,
         shard: Weak<Shard>,
     },
     Written {
         written: Option<oneshot::Receiver<()>>,
         outcome: ProposalOutcome,
-        leadership_token: LeadershipLoss,
+        term_loss: TermLoss,
         ack: BatchAck,
         shard: Weak<Shard>,
     },
 }
 
-/// Ready when the proposing replica has lost its leadership or is isolated.
-type LeadershipLoss = Pin<Box<WaitForCancellationFutureOwned>>;
+/// Ready when the proposing replica can no longer learn outcomes: see [`Shard::proposal_token`].
+type TermLoss = Pin<Box<WaitForCancellationFutureOwned>>;
 
 /// Polls the outcome, and fails once this replica can no longer learn it.
 fn poll_outcome(
     outcome: &mut ProposalOutcome,
-    leadership_token: &mut LeadershipLoss,
+    term_loss: &mut TermLoss,
     shard: &Weak<Shard>,
     context: &mut Context<'_>,
 ) -> Poll<Result<Verdict>> {
     if let Poll::Ready(outcome) = Pin::new(outcome).poll(context) {
         return Poll::Ready(outcome.map_err(|error| failed(shard, error)));
     }
-    leadership_token.as_mut().poll(context).map(|()| Err(leader_changed()))
+    term_loss.as_mut().poll(context).map(|()| Err(lost_outcome(shard)))
+}
+
+fn lost_outcome(shard: &Weak<Shard>) -> Error {
+    match shard.upgrade() {
+        Some(shard) => shard.lost_outcome(),
+        None => Error::OutcomeUnknown { reason: "the shard stopped".to_owned() },
+    }
 }
 
 fn failed(shard: &Weak<Shard>, error: ProposeError) -> Error {
@@ -367,8 +369,8 @@ impl Future for PendingAck {
             State::Known(result) => {
                 Poll::Ready(result.take().expect("not polled after it was ready"))
             }
-            State::Applied { outcome, since, leadership_token, reached, shard } => {
-                poll_outcome(outcome, leadership_token, shard, context).map(|verdict| {
+            State::Applied { outcome, since, term_loss, reached, shard } => {
+                poll_outcome(outcome, term_loss, shard, context).map(|verdict| {
                     let verdict = verdict?;
                     if let Some(shard) = shard.upgrade() {
                         shard.metrics.on_commit(since.elapsed());
@@ -376,7 +378,7 @@ impl Future for PendingAck {
                     acknowledge(shard, verdict, *reached)
                 })
             }
-            State::Written { written, outcome, leadership_token, ack, shard } => {
+            State::Written { written, outcome, term_loss, ack, shard } => {
                 if let Some(receiver) = written
                     && let Poll::Ready(taken) = Pin::new(receiver).poll(context)
                 {
@@ -386,7 +388,7 @@ impl Future for PendingAck {
                     // Dropped without a notification: the outcome has the reason.
                     *written = None;
                 }
-                poll_outcome(outcome, leadership_token, shard, context).map_ok(|_| *ack)
+                poll_outcome(outcome, term_loss, shard, context).map_ok(|_| *ack)
             }
         }
     }

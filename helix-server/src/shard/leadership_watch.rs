@@ -3,11 +3,22 @@
 
 use std::sync::Weak;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use tokio::time::{Instant, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
 
 use super::Shard;
+use crate::sync;
+
+/// Terms in which a replica was a leader at the last check.
+#[derive(Debug, Clone, Copy, Default)]
+struct SeenTerms {
+    /// Term in which it leads and is not isolated.
+    leads: Option<u64>,
+    /// Term in which it leads and may still learn the outcome of its proposals.
+    settles: Option<u64>,
+}
 
 /// Runs until the shard is gone or openraft has stopped.
 pub(super) async fn run(shard: Weak<Shard>) {
@@ -19,8 +30,7 @@ pub(super) async fn run(shard: Weak<Shard>) {
     };
     let mut tick = tokio::time::interval(interval);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut leader_in = None;
-    let mut since = (0, Instant::now());
+    let mut seen = SeenTerms::default();
     loop {
         let is_running = tokio::select! {
             biased;
@@ -33,9 +43,10 @@ pub(super) async fn run(shard: Weak<Shard>) {
             shard.replica.wait_stopped().await;
             shard.retire();
             shard.end_leadership();
+            shard.end_proposals();
             return;
         }
-        leader_in = shard.check_leadership(leader_in, &mut since);
+        seen = shard.check_leadership(seen);
     }
 }
 
@@ -45,18 +56,17 @@ impl Shard {
         self.stopping.store(true, Ordering::Relaxed);
     }
 
-    /// Returns the term in which this replica is a leader that is not isolated, if it is.
-    /// `since` is the last term in which it was the leader, and when that was first seen.
-    fn check_leadership(&self, before: Option<u64>, since: &mut (u64, Instant)) -> Option<u64> {
+    /// Compares this replica's leadership with the last check, and ends what depends on it.
+    fn check_leadership(&self, before: SeenTerms) -> SeenTerms {
         let leadership = self.replica.leadership();
         let is_leader = leadership.leader == Some(self.replica_id);
         let alone = self.replica.voters().len() <= 1;
-        if is_leader && since.0 != leadership.term {
-            *since = (leadership.term, Instant::now());
-        }
         // A leader that was isolated right after its election has never been confirmed.
-        let silent = self.replica.confirmed_ago().unwrap_or_else(|| since.1.elapsed());
-        let isolated = is_leader && !alone && silent > self.hub.timing().partitioned_after();
+        let led_for = if is_leader { self.note_leader_of(leadership.term) } else { Duration::ZERO };
+        let silent = self.replica.confirmed_ago().unwrap_or(led_for);
+        let timing = self.hub.timing();
+        let isolated = is_leader && !alone && silent > timing.partitioned_after();
+        let abandoned = isolated && silent > timing.abandoned_after();
         if self.isolated.swap(isolated, Ordering::Relaxed) != isolated {
             let (shard_id, term) = (self.shard_id, leadership.term);
             if isolated && self.stopping.load(Ordering::Relaxed) {
@@ -67,11 +77,34 @@ impl Shard {
                 tracing::info!(shard_id, term, "accepting appends, a majority responds again");
             }
         }
-        let leader_in = (is_leader && !isolated).then_some(leadership.term);
-        if before.is_some() && leader_in != before {
+        let now = SeenTerms {
+            leads: (is_leader && !isolated).then_some(leadership.term),
+            settles: (is_leader && !abandoned).then_some(leadership.term),
+        };
+        if before.leads.is_some() && now.leads != before.leads {
             self.end_leadership();
         }
-        leader_in
+        if before.settles.is_some() && now.settles != before.settles {
+            self.end_proposals();
+        }
+        now
+    }
+
+    /// Records that this replica leads in a term. Returns for how long it has.
+    fn note_leader_of(&self, term: u64) -> Duration {
+        let mut led = sync::lock(&self.led_since);
+        match *led {
+            Some((known, since)) if known == term => since.elapsed(),
+            _ => {
+                *led = Some((term, Instant::now()));
+                Duration::ZERO
+            }
+        }
+    }
+
+    /// Ends open waits for outcomes. They are unknown: the next leader may have the entries.
+    fn end_proposals(&self) {
+        self.proposal_token.send_replace(CancellationToken::new()).cancel();
     }
 
     fn end_leadership(&self) {

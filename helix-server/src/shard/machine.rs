@@ -14,8 +14,8 @@ use super::groups::{self, GroupWatchers};
 use super::watch::Watchers;
 use crate::limits;
 use crate::log::{
-    BatchHead, Effects, Head, Partition, PartitionId, ShardCommand, ShardState, StateLimits,
-    Verdict, Watermarks,
+    BatchHead, Effects, Head, Partition, PartitionId, ProducerStamp, Refusal, ShardCommand,
+    ShardState, StateLimits, Verdict, Watermarks,
 };
 use crate::peer::Hub;
 use crate::protocol::FORGOTTEN_PRODUCERS;
@@ -101,10 +101,17 @@ impl ShardMachine {
     pub(super) fn next_sequence(
         &self,
         partition: PartitionId,
-        producer_id: u64,
-        epoch: u32,
+        stamp: &ProducerStamp,
     ) -> Option<u64> {
-        self.lock().state.next_sequence(partition, producer_id, epoch)
+        self.lock().state.next_sequence(partition, stamp)
+    }
+
+    pub(super) fn check_owner(
+        &self,
+        partition: PartitionId,
+        stamp: &ProducerStamp,
+    ) -> Result<(), Refusal> {
+        self.lock().state.check_owner(partition, stamp)
     }
 
     pub(super) fn has_forgotten(

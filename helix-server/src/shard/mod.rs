@@ -118,9 +118,12 @@ pub struct Shard {
     stopping: AtomicBool,
     /// Replicas that the shard should have, by the cluster's state.
     expected: Mutex<BTreeSet<ReplicaId>>,
-    /// Cancelled, and replaced, when this replica loses its leadership or is isolated. Requests
-    /// then stop waiting for outcomes.
+    /// Cancelled, and replaced, when this replica loses its leadership or is isolated.
     leadership_token: channel::Sender<CancellationToken>,
+    /// Cancelled, and replaced, when this replica can no longer learn the outcome of proposals.
+    proposal_token: channel::Sender<CancellationToken>,
+    /// Last term in which this replica led, and since when.
+    led_since: Mutex<Option<(u64, tokio::time::Instant)>>,
     /// Sessions of the groups' members; kept on the leader only.
     sessions: GroupSessions,
     opened_at: tokio::time::Instant,
@@ -204,6 +207,8 @@ impl Shard {
             stopping: AtomicBool::new(false),
             expected: Mutex::default(),
             leadership_token: channel::Sender::new(CancellationToken::new()),
+            proposal_token: channel::Sender::new(CancellationToken::new()),
+            led_since: Mutex::default(),
             sessions: GroupSessions::default(),
             opened_at: tokio::time::Instant::now(),
             cleaner: CleanerReport::default(),
@@ -423,6 +428,36 @@ impl Shard {
         self.leadership_token.borrow().clone()
     }
 
+    /// Returns a token that is cancelled when this replica can no longer learn the outcome of what
+    /// it has proposed: it leads another term or none, or no majority has responded for so long
+    /// that another leader is probable.
+    ///
+    /// A shorter silence ends no proposal. The same leader settles them once a majority responds.
+    pub(super) fn proposal_token(&self) -> CancellationToken {
+        self.proposal_token.borrow().clone()
+    }
+
+    /// Returns the error of a proposal whose outcome this replica no longer waits for.
+    pub(super) fn lost_outcome(&self) -> Error {
+        let reason = if self.is_leader() && self.is_isolated() {
+            let waited = self.hub.timing().abandoned_after();
+            format!(
+                "no majority of the shard's replicas has responded to its leader for {waited:?}"
+            )
+        } else {
+            "the shard's leader changed".to_owned()
+        };
+        Error::OutcomeUnknown { reason }
+    }
+
+    /// Returns how long this replica has led in its current term; `None` if it does not lead.
+    pub fn led_for(&self) -> Option<Duration> {
+        let leadership = self.replica.leadership();
+        let (term, since) = (*sync::lock(&self.led_since))?;
+        let is_current = leadership.leader == Some(self.replica_id) && leadership.term == term;
+        is_current.then(|| since.elapsed())
+    }
+
     /// Returns the term of this replica.
     pub fn term(&self) -> u64 {
         self.replica.leadership().term
@@ -502,14 +537,14 @@ impl Shard {
     /// applied in time, or why it was refused.
     pub async fn command(&self, command: ShardCommand) -> Result<()> {
         let command = Command::control(Head::Shard(command));
-        let leadership_token = self.leadership_token();
+        let proposal_token = self.proposal_token();
         let outcome =
             self.replica.propose(command, None).await.map_err(|error| self.propose_error(error))?;
         let outcome = tokio::time::timeout(limits::COMMIT_WAIT_MAX, outcome);
         let outcome = tokio::select! {
             biased;
             outcome = outcome => outcome,
-            () = leadership_token.cancelled() => return Err(leader_changed()),
+            () = proposal_token.cancelled() => return Err(self.lost_outcome()),
         };
         match outcome {
             Ok(Ok(Verdict::Refused(Refusal::UnknownPartition { partition }))) => {
@@ -586,11 +621,6 @@ pub fn write_error(replica: &Replica) -> Option<Error> {
             Some(Error::StorageFailed { what: error.to_string(), may_have_applied: false })
         }
     }
-}
-
-/// Returns the error of a proposal whose leader changed. The next leader may have the entry.
-fn leader_changed() -> Error {
-    Error::OutcomeUnknown { reason: "the shard's leader changed".to_owned() }
 }
 
 impl fmt::Debug for Shard {

@@ -11,7 +11,7 @@ use super::Shard;
 use super::watch::{WatchGuard, Watcher};
 use crate::error::{Error, Result};
 use crate::limits;
-use crate::log::{Head, Partition, PartitionId, Watermarks};
+use crate::log::{Head, Partition, PartitionId, ProducerStamp, Watermarks};
 use crate::raft::{self, ProposeError, node_of};
 
 /// Replicas that may serve a read.
@@ -328,13 +328,18 @@ impl Shard {
         Ok(guard)
     }
 
-    pub fn next_sequence(
-        &self,
-        partition: PartitionId,
-        producer_id: u64,
-        epoch: u32,
-    ) -> Option<u64> {
-        self.machine.next_sequence(partition, producer_id, epoch)
+    /// Returns the sequence that the next batch of this producer must have; `None` if the
+    /// partition does not track it for this owner.
+    pub fn next_sequence(&self, partition: PartitionId, stamp: &ProducerStamp) -> Option<u64> {
+        self.machine.next_sequence(partition, stamp)
+    }
+
+    /// Checks that an epoch that the partition tracks belongs to the owner of the stamp.
+    ///
+    /// # Errors
+    /// The refusal that a batch with this stamp would get.
+    pub fn check_owner(&self, partition: PartitionId, stamp: &ProducerStamp) -> Result<()> {
+        Ok(self.machine.check_owner(partition, stamp)?)
     }
 
     /// Returns whether the shard may have forgotten the producer on the partition. Its batches

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::{Mutex, MutexGuard};
 
-use crate::log::{PartitionId, ProducerStamp};
+use crate::log::{PartitionId, ProducerOwner, ProducerStamp};
 use crate::sync;
 
 /// Number of tracked producers. A forgotten producer's next batch waits for its verdict.
@@ -21,7 +21,8 @@ pub(super) struct SequenceTracker(Mutex<Chains>);
 struct Chains {
     /// Term of the proposals; those of an earlier term may be lost.
     term: u64,
-    by_producer: HashMap<(PartitionId, u64), Chain>,
+    /// The owner is a part of the key, so that no caller continues the chain of another one.
+    by_producer: HashMap<(PartitionId, u64, ProducerOwner), Chain>,
 }
 
 /// Consecutive batches of one epoch of a producer.
@@ -45,11 +46,18 @@ pub(super) struct NextBatch {
 }
 
 impl SequenceTracker {
-    /// Returns whether all batches before this one are applied, or proposed in this term.
+    /// Returns whether this batch follows directly those that are applied, or proposed in this
+    /// term. A batch with an earlier sequence must wait for its verdict: it may be a duplicate, or
+    /// another batch with the same sequence.
     pub(super) fn is_contiguous(&self, batch: &NextBatch) -> bool {
         let chains = self.chains(batch.term);
-        let chain = chains.by_producer.get(&batch.key());
-        batch.is_applied_up_to() || chain.is_some_and(|chain| chain.is_contiguous(batch))
+        match chains.by_producer.get(&batch.key()) {
+            Some(chain) if chain.epoch > batch.stamp.epoch => false,
+            Some(chain) if chain.is_proven(batch) => {
+                batch.stamp.first_sequence == chain.next_sequence.max(batch.applied_sequence)
+            }
+            Some(_) | None => batch.is_next_applied(),
+        }
     }
 
     /// Records a batch that has been proposed.
@@ -59,7 +67,7 @@ impl SequenceTracker {
         if chains.by_producer.len() >= PRODUCERS_MAX {
             chains.by_producer.clear();
         }
-        let unproven = (!batch.is_applied_up_to()).then_some(batch.stamp.first_sequence);
+        let unproven = (!batch.is_next_applied()).then_some(batch.stamp.first_sequence);
         let new_chain = Chain { epoch: batch.stamp.epoch, unproven, next_sequence: end };
         match chains.by_producer.entry(batch.key()) {
             Entry::Vacant(entry) => {
@@ -67,10 +75,17 @@ impl SequenceTracker {
             }
             Entry::Occupied(entry) => {
                 let chain = entry.into_mut();
-                if chain.is_contiguous(batch) {
+                let is_continued = batch.stamp.first_sequence == chain.next_sequence;
+                if chain.epoch > batch.stamp.epoch {
+                    // Apply refuses the batch.
+                } else if chain.is_proven(batch) {
+                    // Another batch with an earlier sequence waits for its verdict. It changes
+                    // nothing about what follows this chain.
+                    let next = chain.next_sequence.max(batch.applied_sequence);
+                    let follows = batch.stamp.first_sequence == next;
                     chain.unproven = None;
-                    chain.next_sequence = chain.next_sequence.max(end);
-                } else if unproven.is_some() && chain.is_continued_by(batch) {
+                    chain.next_sequence = if follows { end } else { next };
+                } else if unproven.is_some() && chain.epoch == batch.stamp.epoch && is_continued {
                     chain.next_sequence = end;
                 } else {
                     *chain = new_chain;
@@ -89,24 +104,20 @@ impl SequenceTracker {
 }
 
 impl Chain {
-    fn is_contiguous(&self, batch: &NextBatch) -> bool {
+    /// Returns whether it has the batch's epoch and no gap before it.
+    fn is_proven(&self, batch: &NextBatch) -> bool {
         self.epoch == batch.stamp.epoch
             && self.unproven.is_none_or(|first| batch.applied_sequence > first)
-            && batch.stamp.first_sequence <= self.next_sequence
-    }
-
-    fn is_continued_by(&self, batch: &NextBatch) -> bool {
-        self.epoch == batch.stamp.epoch && batch.stamp.first_sequence == self.next_sequence
     }
 }
 
 impl NextBatch {
-    fn key(&self) -> (PartitionId, u64) {
-        (self.partition, self.stamp.producer_id)
+    fn key(&self) -> (PartitionId, u64, ProducerOwner) {
+        (self.partition, self.stamp.producer_id, self.stamp.owner)
     }
 
-    fn is_applied_up_to(&self) -> bool {
-        self.stamp.first_sequence <= self.applied_sequence
+    fn is_next_applied(&self) -> bool {
+        self.stamp.first_sequence == self.applied_sequence
     }
 }
 
@@ -115,7 +126,7 @@ mod tests {
     use super::*;
 
     fn batch(term: u64, first_sequence: u64, applied_sequence: u64) -> NextBatch {
-        let stamp = ProducerStamp { producer_id: 1, epoch: 0, first_sequence };
+        let stamp = ProducerStamp::new(1, 0, first_sequence);
         NextBatch { term, partition: PartitionId(7), stamp, applied_sequence }
     }
 
@@ -126,10 +137,28 @@ mod tests {
             assert!(tracker.is_contiguous(&batch(1, sequence, 0)), "{sequence}");
             tracker.note(&batch(1, sequence, 0), 10);
         }
-        assert!(tracker.is_contiguous(&batch(1, 20, 0)), "again");
+        assert!(!tracker.is_contiguous(&batch(1, 20, 0)), "again");
         assert!(!tracker.is_contiguous(&batch(1, 60, 0)), "a gap");
+        let other = ProducerStamp { owner: ProducerOwner::SESSION, ..batch(1, 50, 0).stamp };
+        assert!(!tracker.is_contiguous(&NextBatch { stamp: other, ..batch(1, 50, 0) }), "not own");
         let epoch = ProducerStamp { epoch: 1, ..batch(1, 50, 0).stamp };
         assert!(!tracker.is_contiguous(&NextBatch { stamp: epoch, ..batch(1, 50, 0) }));
+    }
+
+    #[test]
+    fn another_batch_with_a_proposed_sequence_waits_and_changes_nothing() {
+        let tracker = SequenceTracker::default();
+        tracker.note(&batch(1, 5, 5), 1);
+        let other = batch(1, 5, 5);
+        assert!(!tracker.is_contiguous(&other));
+        tracker.note(&other, 3);
+        assert!(!tracker.is_contiguous(&batch(1, 8, 5)), "the other one may be refused");
+        assert!(tracker.is_contiguous(&batch(1, 6, 5)));
+        // A late copy of an applied batch, outside the window.
+        assert!(!tracker.is_contiguous(&batch(1, 1, 6)));
+        tracker.note(&batch(1, 1, 6), 1);
+        assert!(!tracker.is_contiguous(&batch(1, 2, 6)));
+        assert!(tracker.is_contiguous(&batch(1, 6, 6)));
     }
 
     #[test]

@@ -6,6 +6,7 @@ pub(crate) mod calls;
 mod jwt;
 mod matrix;
 mod nodes;
+mod producers;
 mod quotas;
 mod views;
 

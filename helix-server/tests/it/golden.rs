@@ -19,7 +19,7 @@ use helix_proto::log::v1::{
 };
 use helix_server::cluster::TopicSpec;
 use helix_server::config::ServerConfig;
-use helix_server::log::{Condition, FencingToken, PartitionSettings, ProducerStamp};
+use helix_server::log::{Condition, FencingToken, PartitionSettings, ProducerOwner, ProducerStamp};
 use helix_server::node::{LogLimits, Node, NodeSettings};
 use helix_server::protocol::COMPACTION;
 use helix_server::shard::{Durability, NewBatch};
@@ -197,9 +197,12 @@ async fn write(directory: &Path) {
         let spec = TopicSpec { name, partition_count, replication_factor: 0, settings };
         node.cluster().create_topic(spec, false).await.unwrap();
     }
-    assert_eq!(node.cluster().init_producer("golden").await.unwrap().1, 0);
+    assert_eq!(
+        node.cluster().init_producer("golden", ProducerOwner::ANONYMOUS).await.unwrap().1,
+        0
+    );
     for number in 0..ROUNDS {
-        let stamp = ProducerStamp { producer_id: 7_000, epoch: 0, first_sequence: number };
+        let stamp = ProducerStamp::new(7_000, 0, number);
         append(&node, "default", 0, &[&text(0, number)], Some(stamp)).await;
         append(&node, "default", 2, &[&text(2, number)], None).await;
         append(&node, "gone", 0, &[&"y".repeat(8_000)], None).await;

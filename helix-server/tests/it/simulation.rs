@@ -118,11 +118,7 @@ pub(crate) fn batch(node: &Node, partition: u32, sequence: u64, payload: Bytes) 
         uncompressed_bytes: 0,
         crc: helix_proto::batch::crc(1, 1, 1, &payload),
         payload,
-        producer: Some(ProducerStamp {
-            producer_id: 7_000 + u64::from(partition),
-            epoch: 0,
-            first_sequence: sequence,
-        }),
+        producer: Some(ProducerStamp::new(7_000 + u64::from(partition), 0, sequence)),
         condition: Condition::default(),
     }
 }
@@ -151,8 +147,8 @@ async fn lives(seed: u64) -> (Vec<String>, Vec<(u64, Vec<DiskOperation>)>) {
                 assert_eq!(&read.batches[0].payload, payload, "acked offset {offset}");
             }
             // Batches in flight may have been kept: the producer asks for the next sequence.
-            let kept =
-                located.shard.next_sequence(located.partition, 7_000 + u64::from(partition), 0);
+            let stamp = ProducerStamp::new(7_000 + u64::from(partition), 0, 0);
+            let kept = located.shard.next_sequence(located.partition, &stamp);
             next[partition as usize] = kept.unwrap_or(0);
         }
         let appends = rng.random_range(20..60);

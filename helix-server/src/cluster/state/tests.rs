@@ -6,8 +6,8 @@ use rand::rngs::StdRng;
 use super::*;
 use crate::log::testing::{batch_head, seeded};
 use crate::log::{
-    AccessOperation, AccessRule, CreateToken, PartitionId, PrincipalRules, QuotaLimits,
-    ResourceKind, ShardCommand, TokenRecord,
+    AccessOperation, AccessRule, BatchChecksum, CreateToken, PartitionId, PrincipalRules,
+    ProducerStamp, QuotaLimits, ResourceKind, ShardCommand, TokenRecord,
 };
 
 fn settings() -> PartitionSettings {
@@ -45,7 +45,15 @@ fn delete(name: &str) -> ClusterCommand {
 }
 
 fn init(name: &str) -> ClusterCommand {
-    ClusterCommand::InitProducer { name: name.to_owned() }
+    init_by(name, ProducerOwner::ANONYMOUS)
+}
+
+fn init_by(name: &str, owner: ProducerOwner) -> ClusterCommand {
+    ClusterCommand::InitProducer { name: name.to_owned(), owner }
+}
+
+fn lease_to(count: u32, owner: ProducerOwner) -> ClusterCommand {
+    ClusterCommand::LeaseProducerIds { count, owner }
 }
 
 fn register_shards(shards: Vec<u64>) -> ClusterCommand {
@@ -282,7 +290,7 @@ fn version_grows_with_client_visible_changes() {
         (create("a", 1), true),
         (create("a", 1), false),
         (init("p"), false),
-        (ClusterCommand::LeaseProducerIds { count: 10 }, false),
+        (lease_to(10, ProducerOwner::ANONYMOUS), false),
         (add("a", 1), false),
         (add("a", 2), true),
         (delete("a"), true),
@@ -310,7 +318,7 @@ fn version_grows_with_client_visible_changes() {
 fn producer_ids_are_unique_and_stable_per_name() {
     let limits = ClusterLimits { named_producers_max: 2, ..ClusterLimits::default() };
     let mut cluster = Cluster::new(limits);
-    let lease = |count| ClusterCommand::LeaseProducerIds { count };
+    let lease = |count| lease_to(count, ProducerOwner::ANONYMOUS);
     assert_eq!(cluster.apply(lease(10)), ClusterReply::ProducerIds { first: 1, count: 10 });
     let producer = |producer_id, epoch| ClusterReply::Producer { producer_id, epoch };
     assert_eq!(cluster.apply(init("a")), producer(11, 0));
@@ -323,19 +331,83 @@ fn producer_ids_are_unique_and_stable_per_name() {
     assert_eq!(cluster.apply(init("b")), producer(15, 0));
     assert_eq!(cluster.state.named.len(), 2);
     // Epochs of a, of ids without a name, and of names that are no longer remembered.
-    let issued = |id: u64| [0, 1, 2, 3, u32::MAX].map(|epoch| cluster.state.has_issued(id, epoch));
+    let issued = |id: u64| {
+        let is_issued = |epoch| cluster.state.check_identity(&ProducerStamp::new(id, epoch, 0));
+        [0, 1, 2, 3, u32::MAX].map(|epoch| is_issued(epoch).is_ok())
+    };
     assert_eq!(issued(11), [true, true, true, false, false]);
     for id in [1, 12, 13, 14, 15] {
         assert_eq!(issued(id), [true, false, false, false, false], "{id}");
     }
     assert_eq!(issued(16), [false; 5]);
-    cluster.state.named.get_mut("a").unwrap().epoch = u32::MAX;
+    cluster.state.named.get_mut("a").unwrap().epochs.newest = u32::MAX;
     assert_eq!(cluster.apply(init("a")), producer(16, 0));
     cluster.invalid(lease(0), "count");
     cluster.invalid(init(""), "producer_name");
     cluster.invalid(init(&"x".repeat(256)), "producer_name");
     cluster.state.next_producer_id = u64::MAX;
     cluster.invalid(lease(1), "count");
+}
+
+#[test]
+fn identities_belong_to_the_principal_that_got_them() {
+    let limits = ClusterLimits { named_producers_max: 4, ..ClusterLimits::default() };
+    let mut cluster = Cluster::new(limits);
+    let [alice, bob] = ["alice", "bob"].map(ProducerOwner::of);
+    let anonymous = ProducerOwner::ANONYMOUS;
+    let check = |cluster: &Cluster, producer_id, epoch, owner| {
+        let checksum = Some(BatchChecksum::of_crc(1));
+        let stamp = ProducerStamp { owner, checksum, ..ProducerStamp::new(producer_id, epoch, 0) };
+        cluster.state.check_identity(&stamp)
+    };
+    let unknown = |producer_id| Err(Refusal::UnknownProducer { producer_id });
+    let not_owned = |producer_id| Err(Refusal::ProducerNotOwned { producer_id });
+    // Ids 1..=10 are from before there were owners.
+    cluster.apply(lease_to(10, anonymous));
+    assert!(cluster.state.id_owners.is_empty());
+    cluster.apply(lease_to(10, alice));
+    cluster.apply(lease_to(10, alice));
+    cluster.apply(lease_to(10, bob));
+    assert_eq!(cluster.state.id_owners.len(), 3, "neighbours of one owner are one run");
+    for (id, of_alice, of_bob, of_anonymous) in [
+        (10, unknown(10), unknown(10), Ok(())),
+        (11, Ok(()), not_owned(11), not_owned(11)),
+        (30, Ok(()), not_owned(30), not_owned(30)),
+        (31, not_owned(31), Ok(()), not_owned(31)),
+        (41, unknown(41), unknown(41), unknown(41)),
+    ] {
+        assert_eq!(check(&cluster, id, 0, alice), of_alice);
+        assert_eq!(check(&cluster, id, 0, bob), of_bob);
+        assert_eq!(check(&cluster, id, 0, anonymous), of_anonymous);
+        assert_eq!(check(&cluster, id, 1, alice), unknown(id), "epochs belong to names");
+    }
+    // A name that changes hands: alice has the epochs 0 and 1, bob 2, alice 3 and 4.
+    for owner in [alice, alice, bob] {
+        cluster.apply(init_by("name", owner));
+    }
+    let id = 41;
+    let fenced = |epoch, current_epoch| {
+        Err(Refusal::ProducerFenced { producer_id: id, epoch, current_epoch })
+    };
+    assert_eq!(check(&cluster, id, 1, alice), fenced(1, 2));
+    assert_eq!(check(&cluster, id, 2, alice), not_owned(id));
+    assert_eq!(check(&cluster, id, 2, bob), Ok(()));
+    for _ in 0..2 {
+        cluster.apply(init_by("name", alice));
+    }
+    assert_eq!(check(&cluster, id, 2, bob), fenced(2, 4));
+    assert_eq!([3, 4].map(|epoch| check(&cluster, id, epoch, alice)), [Ok(()), Ok(())]);
+    assert_eq!(check(&cluster, id, 4, bob), not_owned(id));
+    assert_eq!(check(&cluster, id, 5, alice), unknown(id));
+    assert_eq!(ClusterState::decode(&cluster.state.encode()).as_ref(), Ok(&cluster.state));
+    // The oldest runs are forgotten: their ids are unknown to every caller.
+    for owner in [bob, alice, bob] {
+        cluster.apply(lease_to(1, owner));
+    }
+    assert_eq!(cluster.state.id_owners.len(), 4);
+    assert_eq!(check(&cluster, 11, 0, alice), unknown(11));
+    assert_eq!(check(&cluster, 31, 0, bob), unknown(31));
+    assert_eq!(ClusterState::decode(&cluster.state.encode()).as_ref(), Ok(&cluster.state));
 }
 
 #[test]
@@ -369,10 +441,17 @@ fn random_command(rng: &mut StdRng) -> ClusterCommand {
         },
         4 => add(&name, rng.random_range(0..300)),
         5 => delete(&name),
-        6 => ClusterCommand::LeaseProducerIds { count: rng.random_range(0..100) },
+        6 => lease_to(rng.random_range(0..100), random_owner(rng)),
         7 => register_shards(vec![rng.random_range(4..9), 1, 2, 3]),
         8..11 => ClusterCommand::Access(random_access_command(rng)),
-        _ => init(&name),
+        _ => init_by(&name, random_owner(rng)),
+    }
+}
+
+fn random_owner(rng: &mut StdRng) -> ProducerOwner {
+    match rng.random_range(0..3) {
+        0 => ProducerOwner::ANONYMOUS,
+        n => ProducerOwner::of(&format!("p{n}")),
     }
 }
 
@@ -412,7 +491,7 @@ fn random_access_command(rng: &mut StdRng) -> AccessCommand {
 fn check_invariants(state: &ClusterState) {
     assert_eq!(state.topics.len(), state.names.len());
     assert_eq!(state.named.len(), state.names_by_use.len());
-    let epochs = state.named.values().map(|it| (it.producer_id, it.epoch));
+    let epochs = state.named.values().map(|it| (it.producer_id, it.epochs));
     assert_eq!(state.epochs, epochs.collect());
     assert!(state.named.len() <= state.limits.named_producers_max as usize);
     let sum: u64 = state.all_topics().map(|topic| u64::from(topic.partition_count)).sum();

@@ -27,7 +27,7 @@ fn batch(record_count: u32, condition: Condition) -> BatchHead {
 }
 
 fn stamped(epoch: u32, first_sequence: u64, count: u32, condition: Condition) -> BatchHead {
-    let producer = Some(ProducerStamp { producer_id: 9, epoch, first_sequence });
+    let producer = Some(ProducerStamp::new(9, epoch, first_sequence));
     BatchHead { producer, ..batch(count, condition) }
 }
 
@@ -318,10 +318,13 @@ fn verdicts_match_the_reference() {
                 }
             }
             let (producer_id, epoch) = (rng.random_range(0..2), u32::from(rng.random_bool(0.05)));
-            let next = shard.state.next_sequence(ID, producer_id, epoch).unwrap_or(0);
+            let next = shard
+                .state
+                .next_sequence(ID, &ProducerStamp::new(producer_id, epoch, 0))
+                .unwrap_or(0);
             let miss = if rng.random_bool(0.1) { rng.random_range(0..5) } else { 0 };
             let first_sequence = next + miss;
-            let stamp = ProducerStamp { producer_id, epoch, first_sequence };
+            let stamp = ProducerStamp::new(producer_id, epoch, first_sequence);
             let fresh = (rng.random_bool(0.7).then_some(stamp), rng.random_range(1..3));
             // Sometimes an earlier batch, with any condition.
             let (producer, count) = match sent.len() {

@@ -4,7 +4,7 @@ use rand::RngExt;
 use rand::rngs::StdRng;
 
 use super::super::testing::{batch_head, seeded};
-use super::super::{Condition, FencingToken, ProducerStamp, Watermarks};
+use super::super::{Condition, FencingToken, ProducerOwner, Watermarks};
 use super::*;
 
 fn run(first_id: u64, count: u32) -> PartitionRun {
@@ -29,7 +29,7 @@ fn drop_topic(cluster_version: u64, topic_id: u64) -> Head {
 }
 
 fn stamped(partition: u64, record_count: u32, first_sequence: u64) -> BatchHead {
-    let producer = Some(ProducerStamp { producer_id: 9, epoch: 0, first_sequence });
+    let producer = Some(ProducerStamp::new(9, 0, first_sequence));
     BatchHead { producer, ..batch_head(partition, record_count) }
 }
 
@@ -112,7 +112,7 @@ fn duplicate_gets_its_original_offsets() {
     assert_eq!(shard.state.early_verdict(&stamped(1, 3, 0)), Some(expected.clone()));
     assert_eq!(shard.append(stamped(1, 3, 0)), expected);
     assert_eq!(shard.state.early_verdict(&stamped(1, 3, 3)), None);
-    assert_eq!(shard.state.next_sequence(PartitionId(1), 9, 0), Some(3));
+    assert_eq!(shard.state.next_sequence(PartitionId(1), &ProducerStamp::new(9, 0, 0)), Some(3));
 }
 
 #[test]
@@ -121,7 +121,7 @@ fn refuses_forgotten_producers_also_after_a_checkpoint() {
     shard.state = ShardState::new(StateLimits { producers_max: 1 });
     shard.apply(&create(1, 2, run(1, 2)));
     let by = |producer_id, epoch| {
-        let producer = Some(ProducerStamp { producer_id, epoch, first_sequence: 0 });
+        let producer = Some(ProducerStamp::new(producer_id, epoch, 0));
         BatchHead { producer, ..batch_head(1, 1) }
     };
     for (producer_id, epoch) in [(5, 0), (6, 3), (7, 0)] {
@@ -260,7 +260,10 @@ fn released_index_only_grows_and_never_exceeds_its_entry() {
 fn cluster_commands_change_nothing() {
     let mut shard = Shard::new();
     let before = shard.state.clone();
-    let command = super::super::ClusterCommand::LeaseProducerIds { count: 1 };
+    let command = super::super::ClusterCommand::LeaseProducerIds {
+        count: 1,
+        owner: ProducerOwner::ANONYMOUS,
+    };
     assert_eq!(shard.apply(&Head::Cluster(command)), Verdict::Nothing);
     assert_eq!(shard.state, before);
 }
@@ -411,7 +414,8 @@ fn random_head(rng: &mut StdRng, state: &ShardState) -> Head {
             let id = random_partition(rng, state);
             let producer_id = rng.random_range(1..5);
             let epoch = u32::from(rng.random_bool(0.05));
-            let next = state.next_sequence(id, producer_id, epoch).unwrap_or(0);
+            let next =
+                state.next_sequence(id, &ProducerStamp::new(producer_id, epoch, 0)).unwrap_or(0);
             let back = if rng.random_bool(0.3) { rng.random_range(0..5) } else { 0 };
             let first_sequence = next.saturating_sub(back);
             let end = state.partition(id).map_or(0, |partition| partition.next_offset);
@@ -420,7 +424,7 @@ fn random_head(rng: &mut StdRng, state: &ShardState) -> Head {
                 expected_offset: rng.random_bool(0.3).then_some(end + miss),
                 fencing_token: rng.random_bool(0.3).then(|| random_token(rng)),
             };
-            let stamp = ProducerStamp { producer_id, epoch, first_sequence };
+            let stamp = ProducerStamp::new(producer_id, epoch, first_sequence);
             Head::Batch(BatchHead {
                 producer: rng.random_bool(0.7).then_some(stamp),
                 proposed_us: rng.random_range(0..1_000),

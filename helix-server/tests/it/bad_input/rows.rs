@@ -16,13 +16,14 @@ use helix_proto::log::v1::{
 };
 use helix_proto::plain::PlainRecords;
 use helix_server::limits::{BATCH_BYTES_MAX, PARTITIONS_PER_CALL_MAX};
+use helix_server::protocol::PRODUCER_OWNERS;
 use prost::Message;
 use prost_types::{Duration, FieldMask, Timestamp};
 
 use super::Expected::{Fine, Refused, RefusedFor};
 use super::{FieldCase, InvalidCall};
 use crate::support::{
-    TestServer, append_request, as_batch, earliest, encoded, plain, records, start,
+    PATIENCE, TestServer, append_request, as_batch, earliest, encoded, plain, records, start,
 };
 
 /// Records that the cases below append to partition 0: values that only clients interpret.
@@ -44,6 +45,8 @@ struct Producers {
     fresh: ProducerIdentity,
     /// Identity of an instance that has been replaced.
     fenced: ProducerIdentity,
+    /// Has appended one record to partition 1.
+    current: ProducerIdentity,
 }
 
 impl Producers {
@@ -52,6 +55,8 @@ impl Producers {
             let request = InitProducerRequest { producer_name: name.to_owned() };
             server.produce().init_producer(request).await.unwrap().into_inner().producer.unwrap()
         };
+        let cluster = server.running.node().cluster();
+        assert!(cluster.wait_protocol(PRODUCER_OWNERS, PATIENCE).await);
         let fenced = init("replaced").await;
         let current = init("replaced").await;
         // A partition learns of the new epoch by its first batch; this partition is not counted.
@@ -62,7 +67,7 @@ impl Producers {
             ..append_request(&["current"])
         };
         server.produce().append(request).await.unwrap();
-        Self { fresh: init("").await, fenced }
+        Self { fresh: init("").await, fenced, current }
     }
 
     fn rows(&self) -> Vec<FieldCase> {
@@ -106,6 +111,11 @@ impl Producers {
                 &["ProducerIdentity.epoch"],
                 append(by(ProducerIdentity { epoch: u32::MAX, ..self.fenced }, Some(0))),
                 Refused(R::UnknownProducer, "InitProducer"),
+            ),
+            (
+                &["AppendRequest.first_sequence"],
+                append(by(self.current, Some(0))),
+                Refused(R::SequenceReused, "two programs use one identity"),
             ),
             (
                 &["AppendRequest.first_sequence"],

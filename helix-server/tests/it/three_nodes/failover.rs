@@ -67,6 +67,46 @@ async fn latest_offset_covers_all_acked_records() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_short_silence_of_the_majority_ends_no_append() {
+    let mut trio = Trio::start(TrioPlan::linked().await).await;
+    trio.write(0, &["before"]).await;
+    // Again if the machine stalls, or if another leader was elected meanwhile.
+    until("the same leader settles an append after the silence", async || {
+        trio.settle().await;
+        let (leader, shard) = trio.leader_of(0).await;
+        let shard = trio.node(leader).running.node().shard(shard.into())?;
+        let term = shard.term();
+        // No node hears another one, so that none can be elected.
+        NODES.into_iter().for_each(|node| trio.isolate(node));
+        let mut produce = trio.node(leader).produce();
+        let pending = tokio::spawn(async move { produce.append(append_request(&["open"])).await });
+        until("the leader refuses appends", async || shard.is_isolated().then_some(())).await;
+        let refused = try_append(trio.node(leader), "refused").await;
+        NODES.into_iter().for_each(|node| trio.heal(node));
+        if let Err(status) = refused {
+            assert!(!detail(&status).may_have_applied, "{status:?}");
+        }
+        let open = soon(pending).await.unwrap();
+        let is_same = shard.term() == term && shard.is_leader();
+        match open {
+            Ok(_) => is_same.then_some(()),
+            Err(status) if reason(&status) == ErrorReason::OutcomeUnknown => {
+                let text = status.message();
+                let is_silent = text.contains("no majority of the shard's replicas has responded");
+                let is_replaced = text.contains("leader changed") || text.contains("took over");
+                assert!(is_replaced || is_silent, "{text}");
+                assert!(!is_same || is_silent, "the same leader goes on: {text}");
+                None
+            }
+            // It was not accepted before the silence.
+            Err(_) => None,
+        }
+    })
+    .await;
+    trio.stop_all().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn isolated_leader_neither_acks_nor_confirms_reads() {
     let mut trio = Trio::start(TrioPlan::linked().await).await;
     trio.write(0, &["before"]).await;

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use helix_server::error::Error;
+use helix_server::log::ProducerOwner;
 use helix_server::node::{LogLimits, Node, NodeSettings};
 use helix_server::shard::{Durability, ReadFrom, Watcher};
 use helix_wal::storage::SimulatedDisk;
@@ -119,7 +120,7 @@ async fn with_sealed_cluster_log(three: &SimulatedTrio) {
         let leader = three.first().await;
         for _ in 0..50 {
             // Ignored: only the size of the log counts.
-            let _ = leader.cluster().init_producer(&name).await;
+            let _ = leader.cluster().init_producer(&name, ProducerOwner::ANONYMOUS).await;
         }
         NODES.iter().all(is_sealed).then_some(())
     })

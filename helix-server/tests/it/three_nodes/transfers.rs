@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 use helix_proto::log::v1::ErrorReason;
 use helix_proto::log::v1::produce_service_client::ProduceServiceClient;
@@ -12,7 +13,7 @@ use tonic::transport::Channel;
 
 use super::failover::read_all;
 use crate::support::{append_request, detail, reason, soon};
-use crate::trio::{NODES, Trio, expect_equal_replicas, until};
+use crate::trio::{NODES, Trio, TrioPlan, expect_equal_replicas, until};
 
 const WRITERS: u64 = 32;
 const TRANSFERS: usize = 30;
@@ -87,5 +88,21 @@ async fn planned_transfers_leave_no_append_with_an_unknown_outcome() {
     let read = read_all(&trio, 0, mark).await;
     assert_eq!(read.len(), acked.len(), "nothing is lost, and nothing there twice");
     assert_eq!(read.into_iter().collect::<BTreeSet<_>>(), acked);
+    trio.stop_all().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_leader_that_was_asked_for_stays_until_it_has_led_for_a_while() {
+    let mut trio = Trio::start(TrioPlan::in_memory()).await;
+    let a_while = Duration::from_secs(3600);
+    // Again if the machine stalls, and another node is elected.
+    until("the shard would move back later", async || {
+        trio.transfer(1, 2).await;
+        let cluster = trio.node(2).running.node().cluster();
+        assert!(cluster.next_balance(&[], a_while).await.is_none());
+        let (shard, to) = cluster.next_balance(&[], Duration::ZERO).await?;
+        (shard.id() == 1 && to == 1).then_some(())
+    })
+    .await;
     trio.stop_all().await;
 }
