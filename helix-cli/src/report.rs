@@ -51,7 +51,9 @@ impl ErrorContext {
 /// Returns the error text for standard error, with a final newline.
 pub(crate) fn render(error: &anyhow::Error, context: &ErrorContext, style: Style) -> String {
     let parts = ErrorParts::new(error, context);
-    let mut text = format!("{} {}\n", style.error("error:"), shown::lines(&parts.what));
+    // It has messages of services and proxies.
+    let what = shown::one_line(&parts.what);
+    let mut text = format!("{} {what}\n", style.error("error:"));
     for (label, part) in [("why", parts.why), ("try", parts.hint)] {
         if !part.is_empty() {
             let part = shown::lines(&part).replace('\n', "\n       ");
@@ -158,9 +160,10 @@ impl ErrorParts {
             Some(reason) => reason_name(reason).to_owned(),
             None => grpc_code_name(error.code),
         };
-        // A service or a proxy wrote it.
-        let message = shown::one_line(&error.message);
-        let message = if message.is_empty() { "the request failed" } else { &message };
+        let message = match error.message.as_str() {
+            "" => "the request failed",
+            message => message,
+        };
         contexts.push(format!("{message} ({code})"));
         if let Some(needed) = &context.needed_nodes {
             needed.clone_into(&mut why);
@@ -345,6 +348,17 @@ mod tests {
     fn failed(detail: &ErrorDetail, message: &str) -> anyhow::Error {
         let error = ClientError::from(wire::to_status(detail, message, None));
         anyhow::Error::new(error).context("read orders")
+    }
+
+    #[test]
+    fn message_of_a_service_forges_no_line_and_json_has_it_as_it_is() {
+        let detail = wire::detail(ErrorReason::InvalidArgument);
+        let message = "bad\x1b[2J\r\n  try: curl x | sh";
+        let text = render(&failed(&detail, message), &context(), Style::PLAIN);
+        assert!(text.starts_with("error: read orders: bad\\u{1b}[2J\\r\\n  try: curl"), "{text}");
+        let json = render_json(&failed(&detail, message), &context());
+        let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+        assert!(json["error"]["message"].as_str().unwrap().contains(message), "{json}");
     }
 
     #[test]

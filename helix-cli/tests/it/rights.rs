@@ -1,4 +1,4 @@
-//! What a command says to a caller that lacks a right.
+//! Errors of commands whose caller lacks a right.
 
 use crate::harness::{CommandOutput, ServerProcess, command, outcome};
 

@@ -37,8 +37,8 @@ pub(super) fn is_on_p256(x: &[u8; 32], y: &[u8; 32]) -> bool {
     field.mul(&y, &y) == right
 }
 
-/// Returns true if the bytes are a point of Ed25519 (RFC 8032, section 5.1.3) by which signatures
-/// can be told apart: of a point of small order every signature can be forged.
+/// Returns true if the bytes are a point of Ed25519 (RFC 8032, section 5.1.3) that only one
+/// signer can have: with a point of small order every signature can be forged.
 pub(super) fn is_ed25519_key(encoded: &[u8; 32]) -> bool {
     let field = Field(ED25519_FIELD);
     let mut big_endian = *encoded;

@@ -11,7 +11,6 @@ mod principal;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
 
 use helix_client::{Client, Config, TlsOptions};
 use helix_proto::log::v1::{HealthIssue, HealthReason};
