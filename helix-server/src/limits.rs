@@ -162,31 +162,32 @@ pub const HEADER_LIST_BYTES_MAX: u32 = 8 << 10;
 /// Streams that a client may reset before the server has accepted them, and protocol errors that it
 /// may cause, before its connection is closed (CVE-2023-44487, CVE-2025-8671).
 ///
-/// A client whose calls have deadlines resets all of its streams at once. The server accepts the
-/// streams that it has read before it does anything else, so few connections have such streams at a
-/// time.
-///
-/// From a client that cancels many calls it reads at most `READ_TURN_BYTES` in between, in which
-/// fewer real calls fit. Before these are known, one read may bring all that the socket's buffer
-/// holds, which is several times the streams that may be open.
-pub const RESETS_PENDING_MAX: usize = 8 * STREAMS_PER_CONNECTION_MAX as usize;
+/// A connection is read in turns of `TURN_FRAMES_MAX` frames, between which all streams are
+/// accepted, so no client reaches the first one.
+pub const RESETS_PENDING_MAX: usize = STREAMS_PER_CONNECTION_MAX as usize;
 pub const RESETS_BY_ERROR_MAX: usize = 1_024;
 
-/// Bytes that a connection reads at once if its client cancels many calls, and the pause after
-/// them, in which it accepts the streams in them.
-///
-/// Many are more than `CANCELLED_UNPACED` in a window of a second, which begins with the first
-/// cancelled call after the window before. The connection is read this way from then on, until a
-/// second after the last such call, or after the time that all take at `CANCELLED_PER_SECOND`, if
-/// that is later.
-pub const CANCELLED_UNPACED: u32 = 256;
-pub const READ_TURN_BYTES: usize = 32 << 10;
-pub const READ_TURN_PAUSE: Duration = Duration::from_millis(1);
+/// Frames other than DATA that a connection's task reads before others have their turns. Each may
+/// begin a call or wake one.
+pub const TURN_FRAMES_MAX: usize = 64;
+
+/// Accepted calls of a connection whose tasks have not run: with this many it is not read. They
+/// have no permit yet.
+pub const CALLS_UNBEGUN_MAX: usize = 32;
+
+/// Calls that a connection accepts while its client takes no responses: the socket is full. Their
+/// responses have no permit.
+pub const CALLS_UNREAD_MAX: u64 = 16;
 
 /// Calls that a client may cancel on one connection: the rate, and the time for which a burst may
 /// be above it. Beyond that the connection is not read until the rate is met again.
 pub const CANCELLED_PER_SECOND: u32 = 5_000;
 pub const CANCELLED_BURST: Duration = Duration::from_secs(1);
+
+/// The same for all connections that cancel more than `CANCELLED_UNPACED` calls in a second, which
+/// do not count. A client ends subscriptions and long polls this way.
+pub const CANCELLED_PER_SECOND_OF_NODE: u32 = 5_000;
+pub const CANCELLED_UNPACED: u32 = 256;
 
 /// Time and bytes for the rest of a request whose call has ended. The rest is discarded; without
 /// it, a part that arrives after the end would count as a protocol error.

@@ -5,22 +5,20 @@
 use std::future::pending;
 use std::io;
 use std::net::SocketAddr;
-use std::pin::Pin;
 use std::sync::{Arc, Mutex};
-use std::task::{Context, Poll, ready};
 
 use futures_util::{StreamExt, stream};
 use helix_tls::{AcceptedSocket, Acceptor, TlsSocket};
 use helix_transport::{CoalescedIo, FlushPolicy};
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, UnixStream};
-use tokio::time::{Instant, Sleep, interval, sleep, sleep_until};
-use tokio_util::sync::{CancellationToken, DropGuard};
+use tokio::time::{Instant, interval, sleep};
+use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
-use tonic::transport::server::Connected;
 use tower::Layer;
 
 use super::admission::Admission;
+use super::client_stream::ClientStream;
 use super::load::{ClientAddress, ClientConnection, ClientLoad};
 use super::meter::{Meter, MeterLayer};
 use super::services::Services;
@@ -240,13 +238,7 @@ fn serve_one<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
     let ended = CancellationToken::new();
     let transport = transport(connection.window_bytes());
     let stream = CoalescedIo::new(stream, FlushPolicy::DeferAfterFrames);
-    let stream = ClientStream {
-        stream,
-        connection: connection.clone(),
-        turn_bytes: 0,
-        pause: None,
-        _ended: ended.clone().drop_guard(),
-    };
+    let stream = ClientStream::new(stream, &connection, ended.clone().drop_guard());
     let closing = closing.clone();
     async move {
         let shutdown = async {
@@ -287,116 +279,6 @@ fn transport(window: u64) -> tonic::transport::Server {
         .http2_max_local_error_reset_streams(Some(limits::RESETS_BY_ERROR_MAX))
         .http2_keepalive_interval(Some(limits::KEEPALIVE_INTERVAL))
         .http2_keepalive_timeout(Some(limits::KEEPALIVE_WAIT_MAX))
-}
-
-/// A client's socket, which [`ClientConnection::close`] can close from another task.
-struct ClientStream<S> {
-    stream: S,
-    connection: Arc<ClientConnection>,
-    /// Bytes read since the socket was last empty, or the last pause.
-    turn_bytes: usize,
-    /// Fires when the connection is read again.
-    pause: Option<Pin<Box<Sleep>>>,
-    /// Cancels `ended` when the HTTP/2 server drops the socket.
-    _ended: DropGuard,
-}
-
-impl<S> ClientStream<S> {
-    /// Ready if the connection may be read now; pending for a while if its client cancels calls.
-    fn poll_pause(&mut self, context: &mut Context<'_>) -> Poll<()> {
-        loop {
-            if let Some(pause) = &mut self.pause {
-                ready!(pause.as_mut().poll(context));
-                self.pause = None;
-                self.turn_bytes = 0;
-            }
-            if let Some(until) = self.connection.read_again_at() {
-                self.connection.load().events().cancelled_calls_paced.add();
-                self.pause = Some(Box::pin(sleep_until(until)));
-            } else if self.turn_bytes >= limits::READ_TURN_BYTES && self.connection.is_cancelling()
-            {
-                // Not a mere yield: HTTP/2 reads again after each stream that it accepts.
-                self.pause = Some(Box::pin(sleep(limits::READ_TURN_PAUSE)));
-            } else {
-                return Poll::Ready(());
-            }
-        }
-    }
-
-    fn check(&self) -> io::Result<()> {
-        if self.connection.is_closed() {
-            return Err(io::ErrorKind::ConnectionAborted.into());
-        }
-        Ok(())
-    }
-}
-
-impl<S> Connected for ClientStream<S> {
-    type ConnectInfo = ();
-
-    fn connect_info(&self) -> Self::ConnectInfo {}
-}
-
-impl<S: AsyncRead + Unpin> AsyncRead for ClientStream<S> {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        let before = buffer.filled().len();
-        let polled = match self.poll_pause(context) {
-            Poll::Ready(()) => Pin::new(&mut self.stream).poll_read(context, buffer),
-            Poll::Pending => Poll::Pending,
-        };
-        if polled.is_pending() {
-            self.turn_bytes = 0;
-            self.connection.register_reader(context.waker());
-        }
-        // After the waker is registered, so that a close in between is not missed.
-        self.check()?;
-        ready!(polled)?;
-        let bytes = buffer.filled().len() - before;
-        self.turn_bytes += bytes;
-        self.connection.add_read_bytes(bytes);
-        Poll::Ready(Ok(()))
-    }
-}
-
-impl<S: AsyncWrite + Unpin> AsyncWrite for ClientStream<S> {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        self.check()?;
-        Pin::new(&mut self.stream).poll_write(context, bytes)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.check()?;
-        Pin::new(&mut self.stream).poll_flush(context)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        // A closed connection is dropped without a goodbye.
-        if self.connection.is_closed() {
-            return Poll::Ready(Ok(()));
-        }
-        Pin::new(&mut self.stream).poll_shutdown(context)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        buffers: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        self.check()?;
-        Pin::new(&mut self.stream).poll_write_vectored(context, buffers)
-    }
 }
 
 #[cfg(test)]

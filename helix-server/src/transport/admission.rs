@@ -26,7 +26,9 @@ use tonic::body::Body;
 use tonic::codegen::{BoxFuture, Service, http};
 
 use super::gate::{CallAccess, Gate};
-use super::load::{CallMemory, ClientConnection, ClientLoad, LoadPermit, MessageClaim};
+use super::load::{
+    AcceptedCall, CallMemory, ClientConnection, ClientLoad, LoadPermit, MessageClaim,
+};
 use super::quota_delay::QuotaDelay;
 use super::services::Services;
 use super::stream_guard::guard;
@@ -45,7 +47,7 @@ const APPEND_STREAM: &str = "/helix.log.v1.ProduceService/AppendStream";
 pub(super) struct Admission {
     services: Services,
     load: Arc<ClientLoad>,
-    connection: Arc<ClientConnection>,
+    connection: AcceptedCall,
     /// `None` if callers are not checked.
     gate: Option<Arc<Gate>>,
 }
@@ -57,7 +59,7 @@ impl Admission {
         connection: &Arc<ClientConnection>,
     ) -> Self {
         let gate = Gate::new(services.node(), connection);
-        Self { services, load: load.clone(), connection: connection.clone(), gate }
+        Self { services, load: load.clone(), connection: AcceptedCall::new(connection), gate }
     }
 }
 
@@ -74,7 +76,7 @@ impl Service<http::Request<Body>> for Admission {
     fn call(&mut self, request: http::Request<Body>) -> Self::Future {
         let permit = match self.connection.acquire_call() {
             Ok(permit) => permit,
-            Err(error) => return Either::Left(now(Ok(rejected(request, error)))),
+            Err(error) => return Either::Left(now(Ok(rejected(&self.connection, request, error)))),
         };
         let Some(gate) = self.gate.clone() else { return self.serve(request, permit, None) };
         match gate.admit(request.uri().path(), request.headers()) {
@@ -83,7 +85,9 @@ impl Service<http::Request<Body>> for Admission {
                 // It counts for the client's address while its principal is not known.
                 let slot = match self.connection.share_call(None) {
                     Ok(slot) => slot,
-                    Err(error) => return Either::Left(now(Ok(rejected(request, error)))),
+                    Err(error) => {
+                        return Either::Left(now(Ok(rejected(&self.connection, request, error))));
+                    }
                 };
                 // The clone takes the place of the services that are ready.
                 let next = self.clone();
@@ -95,11 +99,11 @@ impl Service<http::Request<Body>> for Admission {
                     drop(slot);
                     match admitted {
                         Ok(access) => ready.serve(request, permit, Some(access)).await,
-                        Err(error) => Ok(rejected(request, error)),
+                        Err(error) => Ok(rejected(&ready.connection, request, error)),
                     }
                 }))
             }
-            Err(error) => Either::Left(now(Ok(rejected(request, error)))),
+            Err(error) => Either::Left(now(Ok(rejected(&self.connection, request, error)))),
         }
     }
 }
@@ -115,12 +119,14 @@ impl Admission {
         let caller = access.as_ref().and_then(CallAccess::caller);
         let slot = match self.connection.share_call(caller) {
             Ok(slot) => slot,
-            Err(error) => return Either::Left(now(Ok(rejected(request, error)))),
+            Err(error) => return Either::Left(now(Ok(rejected(&self.connection, request, error)))),
         };
         if let (Some(gate), Some(access)) = (&self.gate, &access)
             && let Err(error) = gate.admit_within_quota(request.uri().path(), access)
         {
-            return Either::Right(Box::pin(over_quota(request, error, (permit, slot))));
+            let connection = self.connection.connection();
+            discard_refused(connection, request.into_body());
+            return Either::Right(Box::pin(over_quota(error, (permit, slot))));
         }
         let row = access.as_ref().and_then(CallAccess::row);
         let (load, connection) = (&self.load, &self.connection);
@@ -149,9 +155,6 @@ impl Admission {
                 call.release_request();
             }
             let response = ResponseBody::attach_body(response);
-            if response.body().is_end_stream() {
-                call.set_finished();
-            }
             if let Some(control) = &mut control {
                 // A handler that fails sends no trailers: its headers have the status.
                 let text = |name| response.headers().get(name)?.to_str().ok();
@@ -164,18 +167,20 @@ impl Admission {
     }
 }
 
-fn rejected(request: http::Request<Body>, error: Error) -> http::Response<TrackedBody> {
-    discard_rest(request.into_body(), None);
+fn rejected(
+    connection: &Arc<ClientConnection>,
+    request: http::Request<Body>,
+    error: Error,
+) -> http::Response<TrackedBody> {
+    discard_refused(connection, request.into_body());
     rejection(error)
 }
 
 /// Rejects a call over its quota after [`QuotaDelay::of_refusal`]. It is open until then.
 async fn over_quota(
-    request: http::Request<Body>,
     mut error: Error,
     open: (LoadPermit, Option<CallSlot>),
 ) -> Result<http::Response<TrackedBody>, Infallible> {
-    discard_rest(request.into_body(), None);
     sleep(QuotaDelay::of_refusal(&mut error)).await;
     drop(open);
     Ok(rejection(error))
@@ -536,16 +541,23 @@ impl hyper::body::Body for AdmittedBody {
 impl Drop for AdmittedBody {
     fn drop(&mut self) {
         if !self.is_over {
-            discard_rest(std::mem::take(&mut self.body), Some(self.call.clone()));
+            // The call stays open as long as its stream.
+            discard_rest(std::mem::take(&mut self.body), || Some(self.call.clone()));
         }
     }
 }
 
-/// Reads the rest of a request whose call has ended, and discards it.
+/// Discards the rest of a request whose call was refused. Beyond the limit its stream is reset.
+fn discard_refused(connection: &Arc<ClientConnection>, body: Body) {
+    discard_rest(body, || connection.try_acquire_discard());
+}
+
+/// Reads the rest of a request whose call has ended, and discards it; resets the stream without a
+/// permit to wait for the rest.
 ///
 /// HTTP/2 would reset the stream instead, and later forget it. What arrives for it then counts as a
 /// protocol error of the client, though the client sent it before it knew of the end.
-fn discard_rest(mut body: Body, call: Option<Arc<CallMemory>>) {
+fn discard_rest<P: Send + 'static>(mut body: Body, permit: impl FnOnce() -> Option<P>) {
     let mut bytes = 0;
     let mut poll_rest = move |context: &mut Context<'_>| {
         while !body.is_end_stream() && bytes < limits::DISCARD_BYTES_MAX {
@@ -560,10 +572,9 @@ fn discard_rest(mut body: Body, call: Option<Arc<CallMemory>>) {
     if poll_rest(&mut Context::from_waker(Waker::noop())).is_ready() {
         return;
     }
-    let Ok(runtime) = Handle::try_current() else { return };
+    let (Ok(runtime), Some(permit)) = (Handle::try_current(), permit()) else { return };
     runtime.spawn(async move {
-        // The call stays open as long as its stream.
-        let _call = call;
+        let _permit = permit;
         // Ignored: after this time the stream is reset.
         let _ = timeout(limits::DISCARD_WAIT_MAX, poll_fn(poll_rest)).await;
     });

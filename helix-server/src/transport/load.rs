@@ -1,6 +1,7 @@
 //! Tracks what clients make the node hold, within the node's memory shares.
 //! `limit_events.rs` counts what the limits refused or closed. Knows neither gRPC nor records.
 
+mod begun_calls;
 mod call_shares;
 mod cancelled_calls;
 mod connection;
@@ -18,8 +19,11 @@ use crate::limits;
 use crate::memory::MemoryShares;
 use crate::sync;
 
+pub(super) use begun_calls::AcceptedCall;
 use call_shares::AddressShares;
 pub use call_shares::ClientAddress;
+use cancelled_calls::CancelRate;
+pub(super) use cancelled_calls::CancelledCalls;
 pub use connection::{ArrivingPermit, CallMemory, ClientConnection, MessageClaim, RequestPermit};
 pub use limit_events::LimitEvents;
 
@@ -64,6 +68,10 @@ pub struct ClientLoad {
     arriving_bytes: Arc<Semaphore>,
     /// Turn of the one message that may claim the memory for all of it before it has arrived.
     whole_turn: Arc<Semaphore>,
+    /// Rest of requests whose calls were refused, which is read and discarded.
+    discards: Arc<Semaphore>,
+    /// Cancelled calls of the connections that cancel many.
+    cancelled_calls: Mutex<CancelRate>,
     /// Requests that wait for memory.
     waiting_requests: AtomicU64,
     response_bytes: Arc<Semaphore>,
@@ -89,6 +97,8 @@ impl ClientLoad {
             request_bytes: limit(shares.request_bytes),
             arriving_bytes: limit(shares.arriving_bytes),
             whole_turn: limit(1),
+            discards: limit(shares.calls),
+            cancelled_calls: Mutex::new(CancelRate::new(limits::CANCELLED_PER_SECOND_OF_NODE)),
             waiting_requests: AtomicU64::new(0),
             response_bytes: limit(shares.response_bytes),
             partitions_read: limit(shares.partitions_read),

@@ -1,5 +1,7 @@
 //! The transport: every client request passes it before a handler in `api/`, in this order.
 //! 1. `accept.rs` accepts a connection or closes it at once, and serves HTTP/2 on it.
+//!    `client_stream.rs` reads it in turns by its frames (`client_frames.rs`); on a Unix domain
+//!    socket `authority.rs` accepts any authority.
 //! 2. `socket.rs` is its TCP socket; it sends the end of a response in one packet. `unix_socket.rs`
 //!    listens for clients of this machine.
 //! 3. `meter.rs` counts the call, its duration and its outcome.
@@ -15,6 +17,9 @@
 
 mod accept;
 mod admission;
+mod authority;
+mod client_frames;
+mod client_stream;
 mod gate;
 mod load;
 mod meter;

@@ -54,16 +54,11 @@ impl hyper::body::Body for TrackedBody {
     ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
         let this = &mut *self;
         if let Some(trailers) = this.poll_guard(context) {
-            this.call.take().inspect(|call| call.set_finished());
+            this.call = None;
             return Poll::Ready(Some(Ok(trailers)));
         }
         let polled = Pin::new(&mut this.body).poll_frame(context);
         let Some(call) = &this.call else { return polled };
-        match &polled {
-            Poll::Ready(Some(Ok(frame))) if frame.is_data() => {}
-            Poll::Ready(_) => call.set_finished(),
-            Poll::Pending => {}
-        }
         let is_chunked = this.body.is_chunked();
         polled.map_ok(|frame| {
             frame.map_data(|bytes| {

@@ -7,44 +7,22 @@ use helix_proto::log::v1::FetchRequest;
 use helix_server::limits::{
     CANCELLED_BURST, CANCELLED_PER_SECOND, RESETS_BY_ERROR_MAX, STREAMS_PER_CONNECTION_MAX,
 };
-use prost::Message;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
+use tokio::io::AsyncWriteExt;
 use tokio::time::Instant;
 
-use crate::limits::HELLO;
+use crate::raw_http2::{
+    DATA, END_HEADERS, END_STREAM, HEADERS, RawClient, WINDOW_UPDATE, call_block, frame, message,
+    reset,
+};
 use crate::support::{PATIENCE, TestServer, append_request, latest, soon};
 use crate::trio::until;
 
-const DATA: u8 = 0;
-const HEADERS: u8 = 1;
-const RESET: u8 = 3;
-const PING: u8 = 6;
-const GO_AWAY: u8 = 7;
-const WINDOW_UPDATE: u8 = 8;
-const END_STREAM: u8 = 1;
-const END_HEADERS: u8 = 4;
-/// CANCEL
-const CANCEL: [u8; 4] = [0, 0, 0, 8];
+const FETCH: &str = "/helix.log.v1.ConsumeService/Fetch";
 
-fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
-    let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
-    [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
-}
-
-/// Headers of a fetch, in HPACK without a dynamic table.
+/// Headers of a fetch.
 fn headers(stream: u32, timeout: Option<&str>) -> Vec<u8> {
-    let text = |text: &str| [&[u8::try_from(text.len()).unwrap()], text.as_bytes()].concat();
-    let named = |name: &str, value: &str| [vec![0], text(name), text(value)].concat();
-    // POST, http, then the path by its name's index.
-    let mut block = vec![0x83, 0x86, 0x04];
-    block.extend(text("/helix.log.v1.ConsumeService/Fetch"));
-    block.extend(named("content-type", "application/grpc"));
-    block.extend(named("te", "trailers"));
-    if let Some(timeout) = timeout {
-        block.extend(named("grpc-timeout", timeout));
-    }
-    frame(HEADERS, END_HEADERS, stream, &block)
+    let timeout = timeout.map(|timeout| ("grpc-timeout", timeout));
+    frame(HEADERS, END_HEADERS, stream, &call_block(FETCH, timeout.as_slice()))
 }
 
 /// A fetch that waits at the end of a partition.
@@ -54,52 +32,7 @@ fn body(stream: u32) -> Vec<u8> {
         max_wait: Some(prost_types::Duration { seconds: 60, nanos: 0 }),
         ..FetchRequest::default()
     };
-    let message = fetch.encode_to_vec();
-    let prefix = u32::try_from(message.len()).unwrap().to_be_bytes();
-    frame(DATA, END_STREAM, stream, &[&[0], &prefix[..], &message].concat())
-}
-
-fn reset(stream: u32) -> Vec<u8> {
-    frame(RESET, 0, stream, &CANCEL)
-}
-
-struct RawClient {
-    stream: TcpStream,
-    next: u32,
-}
-
-impl RawClient {
-    async fn connect(server: &TestServer) -> Self {
-        let mut stream = TcpStream::connect(server.running.local_addr()).await.unwrap();
-        stream.write_all(HELLO).await.unwrap();
-        Self { stream, next: 1 }
-    }
-
-    fn next_stream(&mut self) -> u32 {
-        self.next += 2;
-        self.next - 2
-    }
-
-    async fn send(&mut self, frames: &[u8]) {
-        self.stream.write_all(frames).await.unwrap();
-    }
-
-    /// Reads the next frame: kind, flags, stream.
-    async fn read(&mut self) -> (u8, u8, u32) {
-        let mut head = [0; 9];
-        soon(self.stream.read_exact(&mut head)).await.expect("the connection is open");
-        let [a, b, c, kind, flags, stream @ ..] = head;
-        let mut payload = vec![0; u32::from_be_bytes([0, a, b, c]) as usize];
-        soon(self.stream.read_exact(&mut payload)).await.unwrap();
-        assert_ne!(kind, GO_AWAY, "{}", String::from_utf8_lossy(&payload));
-        (kind, flags, u32::from_be_bytes(stream))
-    }
-
-    /// Waits until the server has handled everything that was sent.
-    async fn ping(&mut self) {
-        self.send(&frame(PING, 0, 0, b"12345678")).await;
-        while self.read().await.0 != PING {}
-    }
+    frame(DATA, END_STREAM, stream, &message(&fetch))
 }
 
 #[tokio::test]

@@ -1,4 +1,4 @@
-//! Counts the calls that the client of a connection cancels.
+//! Paces the calls that clients cancel.
 
 use std::time::Duration;
 
@@ -8,45 +8,53 @@ use crate::limits;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Cancelled calls of one connection.
-#[derive(Debug, Default)]
-pub(super) struct CancelledCalls {
-    /// Time until which all of them would take at the rate that is allowed.
+/// Cancelled calls at a rate, and for [`limits::CANCELLED_BURST`] above it.
+#[derive(Debug)]
+pub(in crate::transport) struct CancelRate {
+    per_second: u32,
+    /// Time until which all calls so far take at the rate.
     until: Option<Instant>,
+}
+
+impl CancelRate {
+    pub(super) fn new(per_second: u32) -> Self {
+        Self { per_second, until: None }
+    }
+
+    /// Counts calls. Returns the time until which no more may be read, if they are above the rate.
+    pub(super) fn add(&mut self, count: u32, now: Instant) -> Option<Instant> {
+        let begun = self.until.map_or(now, |until| until.max(now));
+        let until = begun + SECOND * count / self.per_second;
+        self.until = Some(until);
+        until.checked_sub(limits::CANCELLED_BURST).filter(|until| *until > now)
+    }
+}
+
+/// Cancelled calls of one connection.
+#[derive(Debug)]
+pub(in crate::transport) struct CancelledCalls {
+    rate: CancelRate,
     /// Start of the window of a second that the newest one is in, and the calls in it.
-    counted: Option<(Instant, u32)>,
-    /// Time until which the connection is read in small turns.
-    many_until: Option<Instant>,
+    window: Option<(Instant, u32)>,
 }
 
 impl CancelledCalls {
-    pub(super) fn add(&mut self, now: Instant) {
-        let begun = self.until.map_or(now, |until| until.max(now));
-        let until = begun + SECOND / limits::CANCELLED_PER_SECOND;
-        self.until = Some(until);
-        let (since, count) = match self.counted {
-            Some((since, count)) if now < since + SECOND => (since, count + 1),
-            _ => (now, 1),
+    pub(in crate::transport) fn new() -> Self {
+        Self { rate: CancelRate::new(limits::CANCELLED_PER_SECOND), window: None }
+    }
+
+    /// Counts calls that the client has cancelled. Returns the time until which its connection is
+    /// not read, if there is one, and how many of them are too many for a client that ends its
+    /// subscriptions and long polls this way.
+    pub(super) fn add(&mut self, count: u32, now: Instant) -> (Option<Instant>, u32) {
+        let (since, before) = match self.window {
+            Some((since, before)) if now < since + SECOND => (since, before),
+            _ => (now, 0),
         };
-        self.counted = Some((since, count));
-        if count > limits::CANCELLED_UNPACED {
-            // Holds in the next window too, until its own calls are counted.
-            self.many_until = Some(until + SECOND);
-        }
-    }
-
-    /// Returns true if a window had more than [`limits::CANCELLED_UNPACED`], until a second after
-    /// the last of them, or after `until` if that is later.
-    ///
-    /// A few mean nothing: a client ends a subscription or a long poll this way.
-    pub(super) fn are_many(&self, now: Instant) -> bool {
-        self.many_until.is_some_and(|until| until > now)
-    }
-
-    /// Returns the time until which the connection is not read, if they came faster than
-    /// [`limits::CANCELLED_PER_SECOND`] for longer than [`limits::CANCELLED_BURST`].
-    pub(super) fn read_again_at(&self, now: Instant) -> Option<Instant> {
-        self.until?.checked_sub(limits::CANCELLED_BURST).filter(|until| *until > now)
+        let total = before.saturating_add(count);
+        self.window = Some((since, total));
+        let many = total.saturating_sub(before.max(limits::CANCELLED_UNPACED));
+        (self.rate.add(count, now), many)
     }
 }
 
@@ -55,31 +63,27 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_few_cancelled_calls_do_not_slow_a_connection_down() {
-        let mut calls = CancelledCalls::default();
-        let start = Instant::now();
-        assert!(!calls.are_many(start));
-        for _ in 0..limits::CANCELLED_UNPACED {
-            calls.add(start);
+    fn a_burst_is_free_and_a_flood_has_the_rate() {
+        let mut rate = CancelRate::new(limits::CANCELLED_PER_SECOND);
+        let (start, burst) = (Instant::now(), limits::CANCELLED_PER_SECOND);
+        assert_eq!(rate.add(burst, start), None);
+        let mut now = start;
+        for _ in 0..100 {
+            now = rate.add(burst / 10, now).unwrap_or(now);
         }
-        assert!(!calls.are_many(start));
-        calls.add(start);
-        assert!(calls.are_many(start));
-        assert!(calls.are_many(start + SECOND));
-        assert!(!calls.are_many(start + 2 * SECOND));
-        // A second later they no longer count.
-        calls.add(start + 2 * SECOND);
-        assert!(!calls.are_many(start + 2 * SECOND));
+        let elapsed = now - start;
+        assert!((9..=10).contains(&elapsed.as_secs()), "{elapsed:?}");
+        // A second without any allows another burst.
+        assert_eq!(rate.add(burst, now + 2 * SECOND), None);
     }
 
     #[test]
-    fn a_flood_of_cancelled_calls_stays_paced() {
-        let mut calls = CancelledCalls::default();
-        let (start, per_second) = (Instant::now(), 300_u32);
-        for number in 0..3 * per_second {
-            let now = start + number * SECOND / per_second;
-            calls.add(now);
-            assert_eq!(calls.are_many(now), number >= limits::CANCELLED_UNPACED, "{number}");
-        }
+    fn a_few_cancelled_calls_of_each_second_are_not_many() {
+        let (start, few) = (Instant::now(), limits::CANCELLED_UNPACED);
+        let mut calls = CancelledCalls::new();
+        assert_eq!(calls.add(few, start), (None, 0));
+        assert_eq!(calls.add(3, start), (None, 3));
+        assert_eq!(calls.add(3, start + SECOND / 2), (None, 3));
+        assert_eq!(calls.add(few + 1, start + SECOND), (None, 1));
     }
 }

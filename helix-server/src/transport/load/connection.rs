@@ -1,7 +1,7 @@
 //! Tracks one client connection: bytes read, responses its client has not read, its end.
 
 use std::fmt::{self, Display};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::task::Waker;
 use std::time::Duration;
@@ -11,6 +11,7 @@ use futures_util::task::AtomicWaker;
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout};
 
+use super::begun_calls::AcceptedCalls;
 use super::call_shares::ClientAddress;
 use super::cancelled_calls::CancelledCalls;
 use super::{ClientLoad, LoadPermit, Waiting, permits};
@@ -47,7 +48,9 @@ pub struct ClientConnection {
     unread: Mutex<Vec<(Instant, u64, usize)>>,
     next_response: AtomicU64,
     calls: Mutex<OpenCalls>,
-    cancelled_calls: Mutex<CancelledCalls>,
+    pub(super) accepted: AcceptedCalls,
+    /// Refused requests whose rest is discarded.
+    discards: AtomicUsize,
 }
 
 /// Open calls of a connection, and when a call began or ended, or a response was read.
@@ -82,6 +85,19 @@ impl ArrivingPermit {
     pub fn merge(&mut self, other: Self) {
         self.connection.merge(other.connection);
         self.node.merge(other.node);
+    }
+}
+
+/// RAII permit to discard the rest of a refused request.
+#[derive(Debug)]
+pub(in crate::transport) struct DiscardPermit {
+    connection: Arc<ClientConnection>,
+    _permit: LoadPermit,
+}
+
+impl Drop for DiscardPermit {
+    fn drop(&mut self) {
+        self.connection.discards.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -134,7 +150,8 @@ impl ClientConnection {
             unread: Mutex::default(),
             next_response: AtomicU64::new(0),
             calls: Mutex::new(OpenCalls { count: 0, changed_at: Instant::now() }),
-            cancelled_calls: Mutex::default(),
+            accepted: AcceptedCalls::default(),
+            discards: AtomicUsize::new(0),
         })
     }
 
@@ -142,6 +159,11 @@ impl ClientConnection {
     pub fn set_peer(&self, peer: ClientAddress) {
         // Ignored: a connection has one peer.
         let _ = self.peer.set((peer, self.load.address_share(peer)));
+    }
+
+    /// Returns true if the client has connected to the Unix domain socket.
+    pub fn is_on_unix_socket(&self) -> bool {
+        matches!(self.peer.get(), Some((ClientAddress::Unix, _)))
     }
 
     /// Returns the share of calls without credentials; `None` if the address is not known.
@@ -198,6 +220,11 @@ impl ClientConnection {
     /// Closes the connection, with every call on it.
     pub fn close(&self) {
         self.is_closed.store(true, Ordering::Release);
+        self.wake_reader();
+    }
+
+    /// Wakes the task that waits for bytes.
+    pub(super) fn wake_reader(&self) {
         self.reader.wake();
     }
 
@@ -223,19 +250,47 @@ impl ClientConnection {
     /// # Errors
     /// [`Error::Throttled`] if the maximum is open, on this connection or on the node.
     pub fn acquire_call(&self) -> Result<LoadPermit> {
-        let open = sync::lock(&self.calls).count;
-        self.load.acquire_call(open)
+        self.load.acquire_call(self.call_count())
     }
 
-    /// Returns true if the client cancels so many calls that its requests are read in small turns.
-    pub fn is_cancelling(&self) -> bool {
-        sync::lock(&self.cancelled_calls).are_many(Instant::now())
+    /// Returns the number of open calls.
+    pub fn call_count(&self) -> usize {
+        sync::lock(&self.calls).count
     }
 
-    /// Returns the time until which the connection is not read, if its client has cancelled calls
-    /// faster than [`limits::CANCELLED_PER_SECOND`] for longer than [`limits::CANCELLED_BURST`].
-    pub fn read_again_at(&self) -> Option<Instant> {
-        sync::lock(&self.cancelled_calls).read_again_at(Instant::now())
+    /// Counts calls that the client has cancelled; returns the time until which the connection is
+    /// not read, if they are too many.
+    ///
+    /// Beyond [`limits::CANCELLED_UNPACED`] in a second they also count for the node.
+    pub(in crate::transport) fn cancel_calls(
+        &self,
+        count: u32,
+        cancelled: &mut CancelledCalls,
+    ) -> Option<Instant> {
+        let now = Instant::now();
+        let (own, many) = cancelled.add(count, now);
+        let of_node = match many {
+            0 => None,
+            many => sync::lock(&self.load.cancelled_calls).add(many, now),
+        };
+        let until = own.max(of_node);
+        until.inspect(|_| self.load.events.cancelled_calls_paced.add())
+    }
+
+    /// Acquires the permit to read and discard the rest of a request whose call was refused.
+    ///
+    /// A connection may have as many as are free after them, and always
+    /// [`limits::CALLS_PER_CONNECTION_MIN`] while one is free.
+    pub(in crate::transport) fn try_acquire_discard(self: &Arc<Self>) -> Option<DiscardPermit> {
+        let open = self.discards.load(Ordering::Relaxed);
+        if open >= limits::CALLS_PER_CONNECTION_MIN
+            && open >= self.load.discards.available_permits()
+        {
+            return None;
+        }
+        let permit = self.load.discards.clone().try_acquire_owned().ok()?;
+        self.discards.fetch_add(1, Ordering::Relaxed);
+        Some(DiscardPermit { connection: self.clone(), _permit: LoadPermit(permit) })
     }
 
     pub fn load(&self) -> &Arc<ClientLoad> {
@@ -395,8 +450,6 @@ pub struct CallMemory {
     response: Mutex<Option<LoadPermit>>,
     /// Covers what has arrived and is not yet handled.
     request: Mutex<Option<RequestPermit>>,
-    /// True once the whole response was sent.
-    is_finished: AtomicBool,
     /// True if other calls send the same bytes, which have a permit of their own.
     has_shared_responses: AtomicBool,
     /// The caller; `None` if callers are not checked.
@@ -430,17 +483,11 @@ impl CallMemory {
             connection,
             response: Mutex::default(),
             request: Mutex::default(),
-            is_finished: AtomicBool::new(false),
             has_shared_responses: AtomicBool::new(false),
             access,
             _slot: slot,
             _permit: permit,
         })
-    }
-
-    /// Notes that the whole response was sent. Without it, the client has cancelled the call.
-    pub fn set_finished(&self) {
-        self.is_finished.store(true, Ordering::Relaxed);
     }
 
     /// Returns the meter of the caller's quota; `None` for a caller without credentials.
@@ -537,9 +584,6 @@ impl CallMemory {
 
 impl Drop for CallMemory {
     fn drop(&mut self) {
-        if !self.is_finished.load(Ordering::Relaxed) {
-            sync::lock(&self.connection.cancelled_calls).add(Instant::now());
-        }
         self.connection.change_calls(|count| count - 1);
     }
 }

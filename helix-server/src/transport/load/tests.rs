@@ -52,29 +52,40 @@ fn no_connection_takes_more_than_half_of_the_free_calls() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_connection_pauses_while_its_client_cancels_too_many_calls() {
+async fn connections_that_cancel_many_calls_share_the_rate_of_the_node() {
     let load = ClientLoad::new(least());
-    let connection = load.connect().unwrap();
-    let call = || {
-        let permit = load.acquire_call(0).unwrap();
-        CallMemory::new(&load, &connection, Some(permit))
+    let burst = limits::CANCELLED_BURST.as_secs() as u32;
+    let connections = 2 * limits::CANCELLED_PER_SECOND_OF_NODE / limits::CANCELLED_PER_SECOND;
+    let open: Vec<_> = (0..connections).map(|_| load.connect().unwrap()).collect();
+    let mut cancelled: Vec<_> = open.iter().map(|_| CancelledCalls::new()).collect();
+    // With half of the rate of each connection the node has its own.
+    let mut cancel = |index: usize, count| open[index].cancel_calls(count, &mut cancelled[index]);
+    let half = limits::CANCELLED_PER_SECOND * burst / 2;
+    for index in 0..open.len() {
+        assert_eq!(cancel(index, half), None);
+    }
+    let more = limits::CANCELLED_PER_SECOND / 2 - 1;
+    assert!((0..open.len()).any(|index| cancel(index, more).is_some()));
+    assert!(load.events().cancelled_calls_paced.get() > 0);
+    // A client that cancels a few is never held back.
+    let quiet = load.connect().unwrap();
+    let mut few = CancelledCalls::new();
+    assert_eq!(quiet.cancel_calls(limits::CANCELLED_UNPACED, &mut few), None);
+}
+
+#[test]
+fn a_connection_leaves_others_the_rest_of_refused_requests() {
+    let shares = MemoryShares { calls: 64, ..least() };
+    let load = ClientLoad::new(shares);
+    let (first, second) = (load.connect().unwrap(), load.connect().unwrap());
+    let take = |connection: &Arc<ClientConnection>| {
+        std::iter::from_fn(|| connection.try_acquire_discard()).collect::<Vec<_>>()
     };
-    let burst = limits::CANCELLED_PER_SECOND * limits::CANCELLED_BURST.as_secs() as u32;
-    for _ in 0..2 * burst {
-        call().set_finished();
-    }
-    for _ in 0..burst {
-        drop(call());
-    }
-    assert_eq!(connection.read_again_at(), None);
-    for _ in 0..100 {
-        drop(call());
-    }
-    let until = connection.read_again_at().unwrap();
-    let pause = Duration::from_secs(100) / limits::CANCELLED_PER_SECOND;
-    assert_eq!(until - tokio::time::Instant::now(), pause);
-    tokio::time::advance(pause).await;
-    assert_eq!(connection.read_again_at(), None);
+    let held = take(&first);
+    assert_eq!(held.len(), 32);
+    assert_eq!(take(&second).len(), 16);
+    drop(held);
+    assert_eq!(take(&second).len(), 32);
 }
 
 #[test]

@@ -1,0 +1,233 @@
+//! A client's connection as HTTP/2 reads it: in turns, so that no client fills the memory or the
+//! runtime's queues with calls that it resets.
+//!
+//! HTTP/2 reads frames until none are left, before it accepts the streams in them, and each call
+//! is a task. So one turn of the connection's task reads at most [`limits::TURN_FRAMES_MAX`]
+//! frames, and the connection is not read while
+//! - [`limits::CALLS_UNBEGUN_MAX`] of its calls have not begun,
+//! - its client takes no responses and has begun [`limits::CALLS_UNREAD_MAX`] calls since,
+//! - its client cancels calls faster than `load/cancelled_calls.rs` allows.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use bytes::{Buf, BytesMut};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::time::{Sleep, sleep_until};
+use tokio_util::sync::DropGuard;
+use tonic::transport::server::Connected;
+
+use super::authority::AuthorityFilter;
+use super::client_frames::ClientFrames;
+use super::load::{CancelledCalls, ClientConnection};
+use crate::limits;
+
+/// A client's socket, which [`ClientConnection::close`] can close from another task.
+pub(super) struct ClientStream<S> {
+    stream: S,
+    connection: Arc<ClientConnection>,
+    frames: ClientFrames,
+    /// Present on a Unix domain socket.
+    filter: Option<AuthorityFilter>,
+    /// Bytes that were read and belong to a later turn.
+    held: BytesMut,
+    /// True once the connection was read.
+    has_begun: bool,
+    /// Frames other than DATA in this turn.
+    turn_frames: usize,
+    /// Calls that were accepted when a read last ended without bytes.
+    ended_at: Option<u64>,
+    cancelled: CancelledCalls,
+    /// Fires when the connection is read again.
+    pause: Option<Pin<Box<Sleep>>>,
+    /// Calls that were accepted when the socket became full, and whether a read waits for it.
+    full_since: Option<(u64, bool)>,
+    /// Cancels a token when the HTTP/2 server drops the socket.
+    _ended: DropGuard,
+}
+
+impl<S> ClientStream<S> {
+    pub(super) fn new(stream: S, connection: &Arc<ClientConnection>, ended: DropGuard) -> Self {
+        Self {
+            stream,
+            connection: connection.clone(),
+            frames: ClientFrames::new(),
+            filter: connection.is_on_unix_socket().then(AuthorityFilter::new),
+            held: BytesMut::new(),
+            has_begun: false,
+            turn_frames: 0,
+            ended_at: None,
+            cancelled: CancelledCalls::new(),
+            pause: None,
+            full_since: None,
+            _ended: ended,
+        }
+    }
+
+    /// Ready if the connection may be read now.
+    fn poll_turn(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        if !self.has_begun {
+            self.has_begun = true;
+            self.connection.begin_calls();
+        }
+        let accepted = self.connection.accepted_calls();
+        // The server reads again after each stream that it accepts. If it has accepted none, none
+        // were left, and this is another turn of its task.
+        if self.ended_at == Some(accepted) {
+            self.turn_frames = 0;
+        }
+        if self.turn_frames >= limits::TURN_FRAMES_MAX {
+            // Behind the tasks of the calls in this turn.
+            context.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        ready!(self.connection.poll_begun(context));
+        if let Some((since, is_awaited)) = &mut self.full_since
+            && accepted.saturating_sub(*since) >= limits::CALLS_UNREAD_MAX
+        {
+            *is_awaited = true;
+            return Poll::Pending;
+        }
+        if let Some(pause) = &mut self.pause {
+            ready!(pause.as_mut().poll(context));
+            self.pause = None;
+        }
+        Poll::Ready(())
+    }
+
+    /// Passes bytes that HTTP/2 reads next; returns how many belong to this turn.
+    fn pass(&mut self, bytes: &mut [u8]) -> usize {
+        let most = limits::TURN_FRAMES_MAX - self.turn_frames;
+        let passed = self.frames.pass(bytes, most, self.filter.as_mut());
+        self.turn_frames += passed.frames;
+        if passed.resets > 0
+            && let Some(until) = self.connection.cancel_calls(passed.resets, &mut self.cancelled)
+        {
+            self.pause = Some(Box::pin(sleep_until(until)));
+        }
+        passed.bytes
+    }
+
+    fn check(&self) -> io::Result<()> {
+        if self.connection.is_closed() {
+            return Err(io::ErrorKind::ConnectionAborted.into());
+        }
+        Ok(())
+    }
+
+    /// Notes whether the socket takes what the server writes.
+    fn note_written(&mut self, is_full: bool, context: &Context<'_>) {
+        match self.full_since {
+            None if is_full => self.full_since = Some((self.connection.accepted_calls(), false)),
+            Some((_, is_awaited)) if !is_full => {
+                self.full_since = None;
+                if is_awaited {
+                    context.waker().wake_by_ref();
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+impl<S: AsyncRead + Unpin> ClientStream<S> {
+    fn poll_bytes(
+        &mut self,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        if !self.held.is_empty() {
+            let mut held = std::mem::take(&mut self.held);
+            let count = held.len().min(buffer.remaining());
+            let passed = self.pass(&mut held[..count]);
+            buffer.put_slice(&held[..passed]);
+            held.advance(passed);
+            self.held = held;
+            return Poll::Ready(Ok(()));
+        }
+        let before = buffer.filled().len();
+        ready!(Pin::new(&mut self.stream).poll_read(context, buffer))?;
+        let bytes = &mut buffer.filled_mut()[before..];
+        self.connection.add_read_bytes(bytes.len());
+        let passed = self.pass(bytes);
+        self.held.extend_from_slice(&bytes[passed..]);
+        buffer.set_filled(before + passed);
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl<S> Connected for ClientStream<S> {
+    type ConnectInfo = ();
+
+    fn connect_info(&self) -> Self::ConnectInfo {}
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for ClientStream<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let polled = match self.poll_turn(context) {
+            Poll::Ready(()) => self.poll_bytes(context, buffer),
+            Poll::Pending => Poll::Pending,
+        };
+        self.ended_at = None;
+        if polled.is_pending() {
+            self.ended_at = Some(self.connection.accepted_calls());
+            self.connection.register_reader(context.waker());
+        }
+        // After the waker is registered, so that a close in between is not missed.
+        self.check()?;
+        polled
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for ClientStream<S> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        self.check()?;
+        let polled = Pin::new(&mut self.stream).poll_write(context, bytes);
+        if polled.is_pending() {
+            self.note_written(true, context);
+        }
+        polled
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.check()?;
+        let polled = Pin::new(&mut self.stream).poll_flush(context);
+        self.note_written(polled.is_pending(), context);
+        polled
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        // A closed connection is dropped without a goodbye.
+        if self.connection.is_closed() {
+            return Poll::Ready(Ok(()));
+        }
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffers: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        self.check()?;
+        let polled = Pin::new(&mut self.stream).poll_write_vectored(context, buffers);
+        if polled.is_pending() {
+            self.note_written(true, context);
+        }
+        polled
+    }
+}
