@@ -173,7 +173,7 @@ async fn throttles_calls_over_the_limit() {
     };
     let mut open = Vec::new();
     // Each connection gets at most half of the free calls, and so leaves some for the next one. All
-    // connections of this machine leave the reserve.
+    // connections of this machine leave half of the reserve.
     for connection in 0.. {
         let channel = connect(&server.running).await;
         let free = calls - open.len();
@@ -193,7 +193,8 @@ async fn throttles_calls_over_the_limit() {
         if let Some(refused) = refused {
             assert_eq!(reason(&refused), ErrorReason::Throttled, "{refused:?}");
             assert_eq!(refused.code(), Code::ResourceExhausted);
-            if refused.message().contains("calls from this client address") {
+            if opened == 0 {
+                assert!(refused.message().contains("calls from this client address"), "{refused}");
                 break;
             }
         }
@@ -202,7 +203,8 @@ async fn throttles_calls_over_the_limit() {
             others_are_served(&server).await;
         }
     }
-    assert_eq!(count(&server, "principal_calls_refused"), 1);
+    assert!(count(&server, "principal_calls_refused") > 0);
+    let reserve = reserve / 2;
     assert!(open.len() + reserve <= calls && open.len() + reserve + 8 >= calls, "{}", open.len());
     // The reserve is free for other addresses.
     load.acquire_call(reserve - 1).unwrap();

@@ -2,7 +2,9 @@
 //! credentials.
 //!
 //! A single principal may have all calls but a reserve. Within the reserve it may have as many as
-//! are free after them, as a connection may. `docs/limits.md` shows what that leaves for others.
+//! are free after them, as a connection may. Its connections with few calls may have half of the
+//! reserve, so that a few connections with many calls never stop the others of a principal or an
+//! address. `docs/limits.md` shows what that leaves for others.
 
 use std::collections::HashMap;
 use std::fmt::{self, Display};
@@ -82,13 +84,16 @@ impl ClientLoad {
     /// Counts a call, which already has its permit, in the share of its principal or address.
     ///
     /// The own permit comes first, so that calls that begin at the same time see each other.
+    /// `of_connection` are the calls that were open on the connection.
     ///
     /// # Errors
     /// [`Error::Throttled`] if the share is used up.
-    pub fn share_call(&self, share: &Arc<CallShare>) -> Result<CallSlot> {
+    pub fn share_call(&self, share: &Arc<CallShare>, of_connection: usize) -> Result<CallSlot> {
         let (slot, open) = share.open();
         let free = self.calls.available_permits();
-        let reserve = self.shares.calls / limits::CALLS_RESERVE_PART;
+        let has_few = of_connection < limits::CALLS_PER_CONNECTION_MIN;
+        let part = if has_few { 2 } else { 1 } * limits::CALLS_RESERVE_PART;
+        let reserve = self.shares.calls / part;
         if free < reserve && open > free && open > limits::CALLS_PER_PRINCIPAL_MIN {
             self.events.principal_calls_refused.add();
             return Err(Error::throttled(share.what()));
@@ -105,7 +110,7 @@ impl ClientConnection {
     pub fn share_call(&self, caller: Option<&Caller>) -> Result<Option<CallSlot>> {
         let of_caller = caller.map(|caller| caller.meter().call_share());
         let share = of_caller.or_else(|| self.address_share());
-        share.map(|share| self.load().share_call(share)).transpose()
+        share.map(|share| self.load().share_call(share, self.call_count())).transpose()
     }
 }
 
@@ -113,6 +118,7 @@ impl ClientConnection {
 mod tests {
     use super::*;
     use crate::memory::{MEMORY_LIMIT_MIN, MemoryShares};
+    use crate::transport::CallMemory;
     use crate::transport::load::LoadPermit;
 
     fn with_calls(calls: usize) -> Arc<ClientLoad> {
@@ -123,15 +129,16 @@ mod tests {
     fn open_all(load: &ClientLoad, share: &Arc<CallShare>) -> Vec<(LoadPermit, CallSlot)> {
         let open = || {
             let permit = load.acquire_call(0).ok()?;
-            Some((permit, load.share_call(share).ok()?))
+            Some((permit, load.share_call(share, usize::MAX).ok()?))
         };
         std::iter::from_fn(open).collect()
     }
 
     /// Opens a call without credentials.
-    fn open(connection: &ClientConnection) -> Result<(LoadPermit, Option<CallSlot>)> {
-        let permit = connection.load().acquire_call(0)?;
-        Ok((permit, connection.share_call(None)?))
+    fn open(connection: &Arc<ClientConnection>) -> Result<Arc<CallMemory>> {
+        let permit = connection.acquire_call()?;
+        let slot = connection.share_call(None)?;
+        Ok(CallMemory::of_caller(connection.load(), connection, Some(permit), slot, None))
     }
 
     fn refused(load: &ClientLoad) -> u64 {
@@ -176,7 +183,7 @@ mod tests {
         let other = CallShare::of_principal();
         for _ in 0..1_000 {
             let permit = load.acquire_call(0).unwrap();
-            drop((load.share_call(&other).unwrap(), permit));
+            drop((load.share_call(&other, usize::MAX).unwrap(), permit));
         }
     }
 
@@ -204,20 +211,44 @@ mod tests {
         assert!(!is_shared("192.0.2.1:1000", "unix"));
     }
 
+    fn connect(load: &Arc<ClientLoad>, address: &str) -> Arc<ClientConnection> {
+        let connection = load.connect().unwrap();
+        connection.set_peer(address.parse::<SocketAddr>().unwrap().into());
+        connection
+    }
+
+    fn open_most(connection: &Arc<ClientConnection>) -> Vec<Arc<CallMemory>> {
+        std::iter::from_fn(|| open(connection).ok()).collect()
+    }
+
     #[test]
     fn calls_without_credentials_count_for_their_address() {
-        let load = with_calls(64);
-        let connect = |address: &str| {
-            let connection = load.connect().unwrap();
-            connection.set_peer(address.parse::<SocketAddr>().unwrap().into());
-            connection
+        let load = with_calls(1_024);
+        let open_connections = |address: &str| -> Vec<_> {
+            (0..100).map(|_| open_most(&connect(&load, address))).collect()
         };
-        let [first, second, other] = ["192.0.2.1:1", "192.0.2.1:2", "192.0.2.2:1"].map(connect);
-        let most: Vec<_> = std::iter::from_fn(|| open(&first).ok()).collect();
-        assert_eq!(most.len(), 64 - 64 / limits::CALLS_RESERVE_PART);
-        let refusal = open(&second).unwrap_err();
+        let count = |calls: &[Vec<_>]| calls.iter().map(Vec::len).sum::<usize>();
+        let first = open_connections("192.0.2.1:1");
+        // Connections with few calls go on where the others stop.
+        assert_eq!(count(&first), 1_024 - 64);
+        let refusal = open(&connect(&load, "192.0.2.1:2")).unwrap_err();
         assert!(refusal.to_string().contains("calls from this client address"), "{refusal}");
-        open(&other).unwrap();
+        let second = open_connections("192.0.2.2:1");
+        assert_eq!(count(&second), 32);
+        open(&connect(&load, "192.0.2.3:1")).unwrap();
+    }
+
+    #[test]
+    fn connections_with_many_calls_leave_some_to_others_of_their_address() {
+        let load = with_calls(1_024);
+        let silent: Vec<_> = (0..5).map(|_| open_most(&connect(&load, "192.0.2.1:1"))).collect();
+        assert!(silent[0].len() > 500 && silent[4].len() >= 16);
+        let other = connect(&load, "192.0.2.1:2");
+        for _ in 0..1_000 {
+            let calls: Vec<_> =
+                (0..limits::CALLS_PER_CONNECTION_MIN).map(|_| open(&other).unwrap()).collect();
+            drop(calls);
+        }
     }
 
     #[test]

@@ -13,7 +13,7 @@ use tokio::sync::mpsc::{Sender, channel as channel_of};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Status, Streaming};
 
-use super::{GuardedServer, WithToken, role, with_token};
+use super::{GuardedServer, TokenInterceptor, WithToken, role, with_token};
 use crate::append_stream::init;
 use crate::support::{append_request, connect, earliest, reason, soon};
 use crate::trio::until;
@@ -67,8 +67,9 @@ async fn silent_streams_of_one_principal_do_not_stop_another() {
     );
     assert!(refusal.message().contains("calls of this principal"), "{refusal}");
     assert!(load.events().principal_calls_refused.get() > 0);
-    // A tenant that is alone gets all but the reserve.
-    let open = streams.len();
+    // A tenant that is alone gets all but the reserve, and with few calls on each of many
+    // connections half of that.
+    let (open, reserve) = (streams.len(), reserve / 2);
     assert!(open + reserve <= calls && open + reserve + 8 >= calls, "{open} of {calls}");
 
     // Another principal is served, also with many calls and on the hog's own machine.
@@ -94,4 +95,51 @@ async fn silent_streams_of_one_principal_do_not_stop_another() {
         produce.append(append_request(&["b"])).await.ok()
     })
     .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn silent_connections_do_not_stop_another_one_of_their_principal_or_address() {
+    let auth = AuthSetting::Optional;
+    let config = ServerConfig { auth, memory_limit: MEMORY_LIMIT_MIN, ..ServerConfig::in_memory() };
+    let guarded = GuardedServer::start_with(config).await;
+    let hog = guarded.token("hog", &role(AccessRole::Admin, "")).await;
+    let tenant = guarded.token("tenant", &role(AccessRole::Admin, "")).await;
+    for silent in [Some(hog.as_str()), None] {
+        let mut streams = Vec::new();
+        for _ in 0..5 {
+            let channel = of(&guarded, silent).await;
+            for _ in 1..STREAMS_PER_CONNECTION_MAX {
+                match open_silent(&channel).await {
+                    Ok(stream) => streams.push(stream),
+                    Err(refusal) => {
+                        assert_eq!(reason(&refusal), ErrorReason::Throttled, "{refusal}");
+                        break;
+                    }
+                }
+            }
+        }
+        let load = guarded.server.running.load();
+        assert!(streams.len() > load.shares().calls / 4 * 3, "{}", streams.len());
+        // Clients that behave, behind the same address.
+        for caller in [silent, Some(tenant.as_str()), None] {
+            let mut produce = ProduceServiceClient::new(of(&guarded, caller).await);
+            for _ in 0..50 {
+                soon(produce.append(append_request(&["a"]))).await.unwrap();
+            }
+        }
+        drop(streams);
+        let mut produce = ProduceServiceClient::new(of(&guarded, silent).await);
+        until("the silent streams have ended", async || {
+            let is_free = load.acquire_call(load.shares().calls / 2).is_ok();
+            produce.append(append_request(&["b"])).await.ok().filter(|_| is_free)
+        })
+        .await;
+    }
+}
+
+/// Connects as a principal, or without credentials.
+async fn of(guarded: &GuardedServer, token: Option<&str>) -> WithToken {
+    let channel = connect(&guarded.server.running).await;
+    let header = token.map(|token| format!("Bearer {token}"));
+    WithToken::new(channel, TokenInterceptor(header))
 }
