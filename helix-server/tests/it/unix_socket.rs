@@ -11,7 +11,7 @@ use std::time::Duration;
 use helix_client::{
     Client, Config, Event, NewTopic, Position, ProducerOptions, ReadOptions, ReadStart, TokenSource,
 };
-use helix_proto::log::v1::ErrorReason;
+use helix_proto::log::v1::{ErrorReason, WhoAmIRequest};
 use helix_server::config::{AuthSetting, ServerConfig, SocketMode};
 use helix_server::server::{Server, StartError};
 use tempfile::TempDir;
@@ -20,6 +20,10 @@ use tokio::net::UnixStream;
 
 use crate::captured_log::CapturedLog;
 use crate::limits::HELLO;
+use crate::raw_http2::{
+    CONTINUATION, DATA, END_HEADERS, END_STREAM, HEADERS, RESET, RawClient, call_block, frame,
+    message, text,
+};
 use crate::support::{TestServer, record, soon};
 use crate::trio::until;
 
@@ -167,4 +171,55 @@ async fn a_start_replaces_only_the_socket_of_an_ended_process() {
     let server = Server::start(directory.config()).await.unwrap();
     assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o660);
     soon(server.shutdown()).await;
+}
+
+/// gRPC's C core sends the percent-encoded path of the socket.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn any_authority_is_accepted_over_the_socket() {
+    let directory = SocketDir::new();
+    let server = Server::start(directory.config()).await.unwrap();
+    let path = directory.path().display().to_string();
+    let mut client = RawClient::new(UnixStream::connect(&path).await.unwrap()).await;
+    let encoded = path.replace('/', "%2F");
+    let authorities =
+        [encoded.as_str(), &path, "unix:///a b", "[", "a:b:c", "@", "localhost", "127.0.0.1:9"];
+    for authority in authorities {
+        // By the static index, and by the name: indexed, and never indexed.
+        for name in [vec![0x41], vec![0x01], named(0x40), named(0x10)] {
+            let stream = client.next_stream();
+            let mut block = [name, text(authority.as_bytes())].concat();
+            block.extend(call_block("/helix.log.v1.AccessService/WhoAmI", &[]));
+            // The header block in two frames.
+            let (first, second) = block.split_at(5);
+            client.send(&frame(HEADERS, 0, stream, first)).await;
+            client.send(&frame(CONTINUATION, END_HEADERS, stream, second)).await;
+            client.send(&frame(DATA, END_STREAM, stream, &message(&WhoAmIRequest {}))).await;
+            loop {
+                let (kind, flags, of) = client.read().await;
+                assert_ne!(kind, RESET, "{authority}");
+                if of == stream && kind == HEADERS && flags & END_STREAM != 0 {
+                    break;
+                }
+            }
+        }
+    }
+    // An entry of the dynamic table: the newest one is at 62.
+    let stream = client.next_stream();
+    let mut block = vec![0x80 | 62];
+    block.extend(call_block("/helix.log.v1.AccessService/WhoAmI", &[]));
+    client.send(&frame(HEADERS, END_HEADERS, stream, &block)).await;
+    client.send(&frame(DATA, END_STREAM, stream, &message(&WhoAmIRequest {}))).await;
+    loop {
+        let (kind, flags, of) = client.read().await;
+        assert_ne!(kind, RESET);
+        if of == stream && kind == HEADERS && flags & END_STREAM != 0 {
+            break;
+        }
+    }
+    soon(server.shutdown()).await;
+}
+
+/// A literal field of HPACK with this first byte and the name of the authority.
+fn named(first: u8) -> Vec<u8> {
+    [vec![first], text(b":authority")].concat()
 }
