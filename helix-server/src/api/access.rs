@@ -18,7 +18,7 @@ use super::access_rules::{
 };
 use super::authorize::{authorize_change, authorize_request};
 use super::page::{cut_page, page_size};
-use super::{call_memory, reserve_response, time};
+use super::{call_memory, recheck, reserve_response, time};
 use crate::clock::Clock;
 use crate::error::{Error, Result};
 use crate::limits::{
@@ -258,9 +258,10 @@ impl AccessService for AccessHandler {
         &self,
         request: Request<ListTokensRequest>,
     ) -> Result<Response<ListTokensResponse>, Status> {
-        authorize_request(&self.node, &request)?;
         let call = call_memory(&request);
-        Ok(Response::new(self.list_tokens(request.get_ref(), call.as_deref()).await?))
+        let (call, request) = (call.as_deref(), request.get_ref());
+        let list = || self.list_tokens(request, call);
+        Ok(Response::new(recheck::read(&self.node, call, request, list).await?))
     }
 
     async fn revoke_token(
@@ -293,9 +294,10 @@ impl AccessService for AccessHandler {
         &self,
         request: Request<ListAccessRequest>,
     ) -> Result<Response<ListAccessResponse>, Status> {
-        authorize_request(&self.node, &request)?;
         let call = call_memory(&request);
-        Ok(Response::new(self.list_access(request.get_ref(), call.as_deref()).await?))
+        let (call, request) = (call.as_deref(), request.get_ref());
+        let list = || self.list_access(request, call);
+        Ok(Response::new(recheck::read(&self.node, call, request, list).await?))
     }
 
     async fn test_access(
@@ -318,8 +320,9 @@ impl AccessService for AccessHandler {
         &self,
         request: Request<ListQuotasRequest>,
     ) -> Result<Response<ListQuotasResponse>, Status> {
-        authorize_request(&self.node, &request)?;
         let call = call_memory(&request);
-        Ok(Response::new(self.list_quotas(request.get_ref(), call.as_deref()).await?))
+        let (call, request) = (call.as_deref(), request.get_ref());
+        let list = || self.list_quotas(request, call);
+        Ok(Response::new(recheck::read(&self.node, call, request, list).await?))
     }
 }

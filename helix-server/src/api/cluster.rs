@@ -20,7 +20,7 @@ use tonic::{Request, Response, Status};
 
 use super::authorize::{authorize_change, authorize_request};
 use super::metadata::MetadataSource;
-use super::{call_memory, member_changes, time, wire_leader, wire_shard_id};
+use super::{call_memory, member_changes, recheck, time, wire_leader, wire_shard_id};
 use crate::clock::{CLOCK_CONFIRMATION, Clock, ClockOffset};
 use crate::cluster::Cluster;
 use crate::error::{Error, Result};
@@ -155,9 +155,10 @@ impl ClusterService for ClusterHandler {
         &self,
         request: Request<GetMetadataRequest>,
     ) -> Result<Response<GetMetadataResponse>, Status> {
-        authorize_request(&self.node, &request)?;
         let call = call_memory(&request);
-        let metadata = self.metadata.get(&request.get_ref().topics, call.as_deref()).await?;
+        let (call, request) = (call.as_deref(), request.get_ref());
+        let get = || self.metadata.get(&request.topics, call);
+        let metadata = recheck::read(&self.node, call, request, get).await?;
         let node_id = self.node.cluster().node_id();
         Ok(Response::new(GetMetadataResponse { metadata: Some(metadata), node_id }))
     }
@@ -183,8 +184,10 @@ impl ClusterService for ClusterHandler {
         &self,
         request: Request<GetNodeStatusRequest>,
     ) -> Result<Response<GetNodeStatusResponse>, Status> {
-        authorize_request(&self.node, &request)?;
-        Ok(Response::new(self.status().await))
+        let call = call_memory(&request);
+        let status = || async { Ok::<_, Error>(self.status().await) };
+        let status = recheck::read(&self.node, call.as_deref(), request.get_ref(), status);
+        Ok(Response::new(status.await?))
     }
 
     async fn add_node(

@@ -18,20 +18,21 @@ use tonic::codegen::BoxStream;
 use tonic::{Request, Response, Status};
 
 use super::authorize::{GuardedRequest, authorize_request, reauthorize_reads};
+
 use super::decompressors::Decompressors;
 use super::positions::ReadPosition;
 use super::read_form::{ReadForm, ReadSources};
 use super::reader::{self, FoundRecords, PartitionReadOptions, PartitionReader, ReadBudget};
 use super::status::status_at;
 use super::subscribe::SubscriptionStream;
-use super::{call_memory, reserve_response, time, wire_watermarks};
+use super::{call_memory, recheck, reserve_response, time, wire_watermarks};
 use crate::error::{Error, Result};
 use crate::limits::{
     FETCH_BYTES_DEFAULT, FETCH_BYTES_MAX, FETCH_WAIT_MAX, PARTITION_RESOLVED_BYTES,
     PARTITIONS_PER_CALL_MAX, PARTITIONS_PER_TURN,
 };
 use crate::log::Watermarks;
-use crate::node::{LocatedPartition, Node, QuotaKind, QuotaMeter};
+use crate::node::{AuthMode, LocatedPartition, Node, QuotaKind, QuotaMeter};
 use crate::shard::{ReadFrom, Watcher};
 use crate::transport::{CallMemory, ClientLoad, LoadPermit};
 
@@ -69,19 +70,24 @@ impl ConsumeHandler {
         let since = Instant::now();
         fetch.read_all().await?;
         self.node.metrics().on_fetch(since.elapsed());
+        let (node, call) = (&self.node, call.as_deref());
         if !fetch.is_satisfied() && !wait.is_zero() {
-            fetch.wait(deadline).await?;
-            // The rules may have changed during the wait.
-            let topics = fetch.readers.iter().map(|(reader, _)| reader.topic().name.as_str());
-            reauthorize_reads(
-                &self.node,
-                call.as_deref(),
-                FetchRequest::METHOD,
-                &mut None,
-                topics,
-            )?;
+            let topics = fetch.topics();
+            let mut checked = None;
+            let check = || {
+                let topics = topics.iter().map(String::as_str);
+                reauthorize_reads(node, call, FetchRequest::METHOD, &mut checked, topics)
+            };
+            let lost = Box::pin(recheck::lost(node, call, check));
+            tokio::select! {
+                waited = fetch.wait(deadline) => waited?,
+                error = lost => return Err(error.into()),
+            }
         }
-        Ok(fetch.response(call.as_deref()))
+        // The rules may have changed during the waits for records, disks and memory.
+        let topics = fetch.readers.iter().map(|(reader, _)| reader.topic().name.as_str());
+        reauthorize_reads(node, call, FetchRequest::METHOD, &mut None, topics)?;
+        Ok(fetch.response(call))
     }
 
     async fn resolve(
@@ -207,9 +213,11 @@ impl ConsumeService for ConsumeHandler {
         &self,
         request: Request<ResolveOffsetsRequest>,
     ) -> Result<Response<ResolveOffsetsResponse>, Status> {
-        authorize_request(&self.node, &request)?;
         let call = call_memory(&request);
-        Ok(Response::new(self.resolve(request.into_inner(), call.as_deref()).await?))
+        let call = call.as_deref();
+        let request = request.into_inner();
+        let resolve = || self.resolve(request.clone(), call);
+        Ok(Response::new(recheck::read(&self.node, call, &request, resolve).await?))
     }
 }
 
@@ -245,6 +253,21 @@ impl<'a> Fetch<'a> {
         let _permit = permit;
         let is_over_quota = false;
         Ok(Self { node, readers, _permit, budget, bytes: 0, bytes_min, meter, is_over_quota })
+    }
+
+    /// Returns the topics, if their rights may be lost during a wait.
+    fn topics(&self) -> Vec<String> {
+        if self.node.auth_mode() == AuthMode::Off {
+            return Vec::new();
+        }
+        let mut topics: Vec<String> = Vec::new();
+        for (reader, _) in &self.readers {
+            let name = &reader.topic().name;
+            if topics.last() != Some(name) {
+                topics.push(name.clone());
+            }
+        }
+        topics
     }
 
     fn is_satisfied(&self) -> bool {

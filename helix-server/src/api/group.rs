@@ -17,6 +17,7 @@ use tonic::{Request, Response, Status};
 
 use super::authorize::{Visibility, authorize_change, authorize_request, authorize_subscription};
 use super::page::{cut_page, page_size};
+use super::recheck::{self, HeldRights};
 use super::status::status_at;
 use super::{call_memory, group_describe, group_offsets, time};
 use crate::clock::Clock;
@@ -93,19 +94,27 @@ impl GroupHandler {
             }
             found => found?,
         };
+        let mut held = HeartbeatRequest { group: group.to_owned(), ..HeartbeatRequest::default() };
+        if self.node.auth_mode() != AuthMode::Off {
+            held.topics.clone_from(&report.spec.topics);
+        }
         if report.spec.topics.is_empty() && self.node.auth_mode() != AuthMode::Off {
             // The member keeps its subscription.
             let known = shard.read_groups(|groups| groups.snapshot(group));
             let member = known.as_ref().and_then(|group| group.member(&report.spec.member_id));
             let topics = member.map_or(&[][..], |member| &*member.settings.topics);
             authorize_subscription(&self.node, call, topics)?;
+            held.topics = topics.to_vec();
         }
-        let view = match Box::pin(shard.report(group, &report, &details, wait)).await {
+        let rights = HeldRights::new(&self.node, call, held);
+        let reported = shard.report(group, &report, &details, wait, rights.lost());
+        let view = match Box::pin(reported).await {
             Ok(view) => view,
             Err(error) => return Err(shard.redirect(error).await),
         };
         // The copy of the cluster's state may be older than the assignment.
         self.node.learn_topics(view.assigned.iter().chain(&view.pending)).await?;
+        rights.check()?;
         Ok(self.response(view))
     }
 
@@ -124,7 +133,7 @@ impl GroupHandler {
         }
     }
 
-    async fn leave(&self, request: LeaveRequest) -> Result<()> {
+    async fn leave(&self, request: LeaveRequest, call: Option<&CallMemory>) -> Result<()> {
         check_group(&request.group)?;
         check_id("member_id", &request.member_id, 1)?;
         let shard = match self.node.find_group(&request.group).await {
@@ -140,6 +149,7 @@ impl GroupHandler {
             if !is_member {
                 return Ok(());
             }
+            HeldRights::new(&self.node, call, request.clone()).check()?;
             let members = vec![request.member_id.clone()];
             shard.change_group(&request.group, GroupChange::RemoveMembers { members }).await
         };
@@ -149,7 +159,11 @@ impl GroupHandler {
         }
     }
 
-    async fn commit(&self, request: CommitOffsetsRequest) -> Result<(), Status> {
+    async fn commit(
+        &self,
+        request: CommitOffsetsRequest,
+        call: Option<&CallMemory>,
+    ) -> Result<(), Status> {
         check_group(&request.group)?;
         check_id("member_id", &request.member_id, 0)?;
         if request.member_id.is_empty() && request.member_epoch != 0 {
@@ -170,6 +184,16 @@ impl GroupHandler {
         };
         let names: BTreeMap<u64, String> =
             topics.iter().map(|topic| (topic.topic_id, topic.name.clone())).collect();
+        let offsets = match self.node.auth_mode() {
+            AuthMode::Off => Vec::new(),
+            _ => named_topics(names.values()),
+        };
+        let held = CommitOffsetsRequest {
+            group: request.group.clone(),
+            offsets,
+            ..CommitOffsetsRequest::default()
+        };
+        let rights = HeldRights::new(&self.node, call, held);
         let (member_id, epoch) = (request.member_id, request.member_epoch);
         let member = (!member_id.is_empty()).then_some(CommittingMember { member_id, epoch });
         let at_us = self.node.clock().now_us();
@@ -178,6 +202,7 @@ impl GroupHandler {
             let check =
                 |groups: &GroupTable| groups.check_commit(&request.group, member.as_ref(), &topics);
             shard.read_groups(check).map_err(Refusal::from)?;
+            rights.check()?;
             let commit = GroupChange::Commit { member, topics, at_us };
             shard.change_group(&request.group, commit).await
         };
@@ -358,6 +383,15 @@ pub(super) fn wire_partitions(
     partitions
 }
 
+/// Returns offsets that name these topics, for a check of rights.
+fn named_topics<'a>(names: impl Iterator<Item = &'a String>) -> Vec<CommittedOffset> {
+    let offset = |topic: &String| {
+        let partition = TopicPartition { topic: topic.clone(), ..TopicPartition::default() };
+        CommittedOffset { partition: Some(partition), ..CommittedOffset::default() }
+    };
+    names.map(offset).collect()
+}
+
 fn not_owned(error: &Error) -> Option<PartitionKey> {
     let Error::Refused(Refusal::Group(refusal)) = error else { return None };
     match **refusal {
@@ -444,7 +478,8 @@ impl GroupService for GroupHandler {
         request: Request<LeaveRequest>,
     ) -> Result<Response<LeaveResponse>, Status> {
         authorize_request(&self.node, &request)?;
-        self.leave(request.into_inner()).await?;
+        let call = call_memory(&request);
+        self.leave(request.into_inner(), call.as_deref()).await?;
         Ok(Response::new(LeaveResponse {}))
     }
 
@@ -453,7 +488,8 @@ impl GroupService for GroupHandler {
         request: Request<CommitOffsetsRequest>,
     ) -> Result<Response<CommitOffsetsResponse>, Status> {
         authorize_request(&self.node, &request)?;
-        self.commit(request.into_inner()).await?;
+        let call = call_memory(&request);
+        self.commit(request.into_inner(), call.as_deref()).await?;
         Ok(Response::new(CommitOffsetsResponse {}))
     }
 
@@ -461,12 +497,14 @@ impl GroupService for GroupHandler {
         &self,
         request: Request<GetOffsetsRequest>,
     ) -> Result<Response<GetOffsetsResponse>, Status> {
-        authorize_request(&self.node, &request)?;
         let call = call_memory(&request);
-        let visible = Visibility::of(&self.node, call.as_deref())?;
+        let call = call.as_deref();
         let request = request.into_inner();
-        let offsets = group_offsets::get(&self.node, request, &visible, call.as_deref()).await?;
-        Ok(Response::new(offsets))
+        let get = || async {
+            let visible = Visibility::of(&self.node, call)?;
+            group_offsets::get(&self.node, request.clone(), &visible, call).await
+        };
+        Ok(Response::new(recheck::read(&self.node, call, &request, get).await?))
     }
 
     async fn list_groups(
@@ -482,13 +520,14 @@ impl GroupService for GroupHandler {
         &self,
         request: Request<DescribeGroupRequest>,
     ) -> Result<Response<DescribeGroupResponse>, Status> {
-        authorize_request(&self.node, &request)?;
         let call = call_memory(&request);
-        let visible = Visibility::of(&self.node, call.as_deref())?;
+        let call = call.as_deref();
         let request = request.into_inner();
-        let described =
-            group_describe::describe(&self.node, request, &visible, call.as_deref()).await?;
-        Ok(Response::new(described))
+        let describe = || async {
+            let visible = Visibility::of(&self.node, call)?;
+            group_describe::describe(&self.node, request.clone(), &visible, call).await
+        };
+        Ok(Response::new(recheck::read(&self.node, call, &request, describe).await?))
     }
 
     async fn seek_group(

@@ -22,7 +22,7 @@ use crate::error::{Error, Result};
 use crate::limits::{MESSAGE_BYTES_MAX, PRODUCER_NAME_BYTES_MAX};
 use crate::log::ProducerOwner;
 use crate::node::{AuthMode, Node};
-use crate::transport::ClientLoad;
+use crate::transport::{CallAccess, CallMemory, ClientLoad};
 
 pub(crate) struct ProduceHandler {
     node: Arc<Node>,
@@ -44,16 +44,13 @@ impl ProduceHandler {
     ///
     /// # Errors
     /// Those of the batch, of its partition, and of [`crate::shard::Shard::append`].
-    pub(crate) async fn append(&self, request: AppendRequest) -> Result<AppendResponse> {
-        self.append_signed(request, BatchSigner::of(&self.node, None)).await
-    }
-
-    async fn append_signed(
+    pub(crate) async fn append(
         &self,
         request: AppendRequest,
-        signer: BatchSigner,
+        call: Option<&CallMemory>,
     ) -> Result<AppendResponse> {
         let since = Instant::now();
+        let signer = BatchSigner::of(&self.node, call);
         let expected_id = request.topic_id;
         let located = self.node.find(&request.topic, expected_id, request.partition).await?;
         let durability = durability_to_reach(request.durability, &located.settings)?;
@@ -77,7 +74,10 @@ impl ProduceHandler {
             }
         });
         let acked = match permit {
-            Ok(permit) => located.shard.append(batch, durability, permit).await,
+            Ok(permit) => {
+                self.check_again(call, &located.topic.name)?;
+                located.shard.append(batch, durability, permit).await
+            }
             Err(error) => Err(error),
         };
         let ack = match acked {
@@ -90,6 +90,19 @@ impl ProduceHandler {
         size.count_ack(self.node.metrics(), ack.duplicate);
         let watermarks = ack.offsets.map(|_| wire_watermarks(ack.watermarks));
         Ok(AppendResponse { ack: Some(wire_ack(&ack)), watermarks, topic_id: located.topic.id })
+    }
+
+    /// Checks the right to append again, if rules have changed since the call began. The batch may
+    /// have waited, for example for its permit.
+    fn check_again(&self, call: Option<&CallMemory>, topic: &str) -> Result<()> {
+        let Some(caller) = call.and_then(CallMemory::access).and_then(CallAccess::caller) else {
+            return Ok(());
+        };
+        if self.node.is_current(caller) {
+            return Ok(());
+        }
+        let request = AppendRequest { topic: topic.to_owned(), ..AppendRequest::default() };
+        authorize(&self.node, call, &request)
     }
 
     async fn init_producer(
@@ -135,9 +148,7 @@ impl ProduceService for ProduceHandler {
         let call = if is_checked { call_memory(&request) } else { None };
         let request = helix_transport::read_unary(request, MESSAGE_BYTES_MAX).await?;
         authorize(&self.node, call.as_deref(), &request)?;
-        let signer = BatchSigner::of(&self.node, call.as_deref());
-        drop(call);
-        Ok(Response::new(self.append_signed(request, signer).await?))
+        Ok(Response::new(self.append(request, call.as_deref()).await?))
     }
 
     async fn append_stream(
@@ -158,7 +169,7 @@ mod tests {
     #[test]
     fn a_waiting_append_takes_little_memory() {
         super::super::assert_small_future(|(produce, request): (&'static ProduceHandler, _)| {
-            produce.append(request)
+            produce.append(request, None)
         });
     }
 }

@@ -13,10 +13,12 @@ use helix_proto::log::v1::{
 use tokio::task::yield_now;
 use tonic::{Request, Response, Status};
 
-use super::authorize::{Visibility, authorize_change, authorize_request};
+use super::authorize::{Visibility, authorize_change};
 use super::batch::fencing_token;
 use super::page::{cut_page, page_size};
-use super::{call_memory, reserve_response, settings, wire_leader, wire_shard_id, wire_watermarks};
+use super::{
+    call_memory, recheck, reserve_response, settings, wire_leader, wire_shard_id, wire_watermarks,
+};
 use crate::cluster::TopicSpec;
 use crate::error::{Error, Result};
 use crate::limits::{
@@ -262,9 +264,10 @@ impl TopicService for TopicHandler {
         &self,
         request: Request<GetTopicRequest>,
     ) -> Result<Response<GetTopicResponse>, Status> {
-        authorize_request(&self.node, &request)?;
         let call = call_memory(&request);
-        let topic = Some(self.get(request.get_ref(), call.as_deref()).await?);
+        let (call, request) = (call.as_deref(), request.get_ref());
+        let get = || self.get(request, call);
+        let topic = Some(recheck::read(&self.node, call, request, get).await?);
         Ok(Response::new(GetTopicResponse { topic }))
     }
 
@@ -272,9 +275,10 @@ impl TopicService for TopicHandler {
         &self,
         request: Request<ListTopicsRequest>,
     ) -> Result<Response<ListTopicsResponse>, Status> {
-        authorize_request(&self.node, &request)?;
         let call = call_memory(&request);
-        Ok(Response::new(self.list(request.get_ref(), call.as_deref()).await?))
+        let (call, request) = (call.as_deref(), request.get_ref());
+        let list = || self.list(request, call);
+        Ok(Response::new(recheck::read(&self.node, call, request, list).await?))
     }
 
     async fn update_topic(

@@ -2,9 +2,11 @@
 //! The leader of the shard coordinates its groups.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::pin::pin;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use tokio::sync::{Notify, watch as channel};
 use tokio::time::Instant;
 
@@ -174,7 +176,9 @@ impl Shard {
         report: &MemberReport,
         details: &HeartbeatDetails,
         wait: Duration,
+        rights_lost: impl Future<Output = Error>,
     ) -> Result<MemberView> {
+        let mut rights_lost = pin!(rights_lost);
         let since = Instant::now();
         // The end of the leadership and of this replica also wakes the watch, so that a waiting
         // heartbeat registers with nothing else.
@@ -197,6 +201,9 @@ impl Shard {
             let judged = self.read_groups(|groups| groups.judge(group, report, may_put));
             let view = match judged.map_err(crate::log::Refusal::from)? {
                 ReportStep::Propose(change) => {
+                    if let Some(error) = rights_lost.as_mut().now_or_never() {
+                        return Err(error);
+                    }
                     // The member was heard, even if the proposal takes long or fails.
                     self.touch_known(group, report, details);
                     may_put &= !matches!(change, GroupChange::PutMember { .. });
@@ -210,6 +217,7 @@ impl Shard {
                 // A response would extend a session that ends: the removal is decided first.
                 tokio::select! {
                     () = watch.changed() => continue,
+                    error = &mut rights_lost => return Err(error),
                     () = tokio::time::sleep_until(since + limits::READY_WAIT_MAX) => {
                         return Err(Error::NoLeader { shard: self.id() });
                     }
@@ -227,6 +235,7 @@ impl Shard {
             }
             tokio::select! {
                 () = watch.changed() => {}
+                error = &mut rights_lost => return Err(error),
                 () = tokio::time::sleep_until(deadline) => return Ok(view),
             }
         }

@@ -3,17 +3,12 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
-use std::time::Duration;
 
 use helix_proto::log::v1::AppendStreamInit;
-use tokio::sync::watch;
-use tokio::time::sleep;
 use tonic::Status;
 
 use super::load::CallMemory;
-use crate::api::{GuardedRequest, early_end, reauthorize};
-use crate::clock::Clock;
-use crate::limits::TOKEN_EXPIRY_POLL_MAX;
+use crate::api::{AccessChanges, GuardedRequest, early_end, reauthorize};
 use crate::node::Node;
 
 /// Resolves when the stream must end.
@@ -28,43 +23,15 @@ pub(super) fn guard(
     call.access()?.caller()?;
     let (node, call) = (node.clone(), call.clone());
     Some(Box::pin(async move {
-        let mut changes = node.cluster().machine().watch_access();
-        let mut keys = node.jwt().map(|verifier| verifier.watch());
+        let mut changes = AccessChanges::new(&node);
         loop {
-            // Marked first, so that a change during the check triggers another one.
-            changes.mark_unchanged();
-            if let Some(keys) = &mut keys {
-                keys.mark_unchanged();
-            }
+            changes.mark();
             let Some(access) = call.access() else { return std::future::pending().await };
             if let Err(error) = reauthorize(&node, access, method) {
                 return early_end(&error, method == AppendStreamInit::METHOD);
             }
-            let expires_at_us = access.caller().and_then(|it| it.credentials().expires_at_us());
-            tokio::select! {
-                changed = changes.changed() => if changed.is_err() {
-                    return std::future::pending().await;
-                },
-                () = changed_keys(&mut keys) => {}
-                () = expiry(&node, expires_at_us) => {}
-            }
+            let Some(caller) = access.caller() else { return std::future::pending().await };
+            changes.changed(&node, caller).await;
         }
     }))
-}
-
-/// Waits until the keys of JWTs change.
-async fn changed_keys(keys: &mut Option<watch::Receiver<u64>>) {
-    if let Some(keys) = keys
-        && keys.changed().await.is_ok()
-    {
-        return;
-    }
-    std::future::pending().await
-}
-
-/// Waits until a token may have expired. The clock may jump, so a long wait is cut.
-async fn expiry(node: &Node, expires_at_us: Option<u64>) {
-    let Some(expires_at_us) = expires_at_us else { return std::future::pending().await };
-    let left = Duration::from_micros(expires_at_us.saturating_sub(node.clock().now_us()));
-    sleep(left.min(TOKEN_EXPIRY_POLL_MAX)).await;
 }

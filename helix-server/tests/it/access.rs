@@ -9,6 +9,7 @@ mod nodes;
 mod producers;
 mod quotas;
 mod views;
+mod waits;
 
 use std::path::Path;
 use std::time::Duration;
