@@ -20,7 +20,8 @@ pub(crate) const HELP: &str = "\
   %h  headers: a=1,b=2      %T  topic
   %%  a percent sign
 %k, %v and %h accept {hex}, {base64} or {json}: %v{json}. {json} is for text: bytes that are not
-UTF-8 become U+FFFD, where `-o json` has base64. %t and %e accept {ms}: milliseconds since 1970. The escapes \\n, \\t, \\r, \\0, \\\\ and \\xHH are supported; no newline is added.";
+UTF-8 become U+FFFD, where `-o json` has base64. %t and %e accept {ms}: milliseconds since 1970.
+The escapes \\n, \\t, \\r, \\0, \\\\ and \\xHH are supported; no newline is added.";
 
 /// Format of `-o wide`: all fields of a record except its headers.
 const WIDE: &str = "%p\\t%o\\t%t\\t%k\\t%v\\n";

@@ -11,8 +11,8 @@ use crate::client::CallSpec;
 use crate::error::Error;
 use crate::retry::Repeat;
 
-/// Time after a failure for which a call that waits on request counts as in trouble. A later attempt
-/// of it may wait as requested.
+/// Time after a failure for which a call that waits on request counts as in trouble. A later
+/// attempt of it may wait as requested.
 const TROUBLE_MAX: Duration = Duration::from_secs(5);
 
 /// The calls of a client that are in progress. Clones share them. The default is off.
@@ -100,8 +100,8 @@ impl PendingCalls {
         let id = table.next_id;
         table.next_id += 1;
         let waits = !call.wait.is_zero();
-        // What waits on request, such as the heartbeat of a group's member, changes nothing that
-        // its caller asks for.
+        // A call that waits on request, such as the heartbeat of a group's member, changes nothing
+        // that its caller asks for.
         let is_change = call.repeat != Repeat::Read && !waits;
         let since = Instant::now();
         let call = PendingCall { name: call.name, since, is_change, last_error: None };

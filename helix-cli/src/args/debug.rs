@@ -12,9 +12,9 @@ use crate::units;
 pub(crate) enum DebugSubcommand {
     /// Write one archive for the search for a problem
     ///
-    /// It has versions, nodes, shards, topics, groups and health of the cluster. Settings, logs, metrics and a
-    /// stopped log are added where the options name them; run it on each node for all of them.
-    /// Values of settings that may be secret are hidden; records are never added.
+    /// It has versions, nodes, shards, topics, groups and health of the cluster. Settings, logs,
+    /// metrics and a stopped log are added where the options name them; run it on each node for all
+    /// of them. Values of settings that may be secret are hidden; records are never added.
     Bundle(BundleArgs),
 }
 

@@ -145,8 +145,8 @@ pub(crate) struct ConsumeArgs {
     pub(crate) follow: bool,
     /// Skip batches whose content is not records, and name them
     ///
-    /// Without it, the read ends with exit code 4 after the records before such a batch. A member of
-    /// a group commits them, and with this flag also what it skips.
+    /// Without it, the read ends with exit code 4 after the records before such a batch. A member
+    /// of a group commits them, and with this flag also what it skips.
     #[arg(long)]
     pub(crate) skip_undecodable: bool,
     #[command(flatten)]
@@ -164,7 +164,13 @@ pub(crate) struct TailArgs {
     #[arg(add = completion::topics())]
     pub(crate) topic: String,
     /// Number of records over all partitions
-    #[arg(short = 'n', long, default_value = "10", value_name = "COUNT", value_parser = at_least_one)]
+    #[arg(
+        short = 'n',
+        long,
+        default_value = "10",
+        value_name = "COUNT",
+        value_parser = at_least_one
+    )]
     pub(crate) max_records: usize,
     /// Partitions [default: all]
     #[arg(short, long, value_name = "N-M,...", default_value = "", hide_default_value = true)]

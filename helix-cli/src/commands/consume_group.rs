@@ -28,7 +28,7 @@ const COMMIT_INTERVAL: Duration = Duration::from_secs(1);
 const END_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Time after an interrupt in which a member commits and leaves while the cluster has no leader.
-const LEAVE_IN_VAIN_MAX: Duration = Duration::from_millis(700);
+const LEAVE_LEADERLESS_MAX: Duration = Duration::from_millis(700);
 
 /// The same while the cluster does not respond at all.
 const LEAVE_IN_SILENCE_MAX: Duration = Duration::from_secs(3);
@@ -256,8 +256,8 @@ impl GroupReading {
         Ok(self.consumer.commit_offsets(offsets).await)
     }
 
-    /// Commits and leaves the group. After an interrupt it does not wait for a cluster that cannot do
-    /// either, and after a second one for nothing.
+    /// Commits and leaves the group. After an interrupt it does not wait for a cluster that can do
+    /// neither, and after a second one for nothing.
     async fn end(mut self) -> anyhow::Result<()> {
         let pending = self.pending.clone();
         let left = async move {
@@ -272,7 +272,7 @@ impl GroupReading {
         tokio::select! {
             left = left => left,
             () = interrupt::interrupted_again() => Err(CliError::interrupted().into()),
-            why = leaves_in_vain(&pending) => {
+            why = leaves_without_effect(&pending) => {
                 message!(
                     "did not commit and leave the group: {why}; the last records may be printed \
                      again"
@@ -285,14 +285,14 @@ impl GroupReading {
 
 /// Resolves after an interrupt, once the calls in progress have failed or got no response for a
 /// while. Returns the reason.
-async fn leaves_in_vain(pending: &PendingCalls) -> String {
+async fn leaves_without_effect(pending: &PendingCalls) -> String {
     interrupt::interrupted().await;
     let begin = Instant::now();
     loop {
-        sleep(LEAVE_IN_VAIN_MAX / 10).await;
+        sleep(LEAVE_LEADERLESS_MAX / 10).await;
         match pending.longest() {
             Some(PendingCall { last_error: Some(error), .. })
-                if begin.elapsed() >= LEAVE_IN_VAIN_MAX =>
+                if begin.elapsed() >= LEAVE_LEADERLESS_MAX =>
             {
                 return error.message.clone();
             }

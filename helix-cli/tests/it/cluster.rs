@@ -98,7 +98,7 @@ fn cluster_that_starts_is_healthy_once_all_members_answer() {
 }
 
 /// Commands that need a leader say what they wait for, and stop soon where they can.
-fn no_majority_is_told_soon(dev: &DevProcess, victim: u64) {
+fn lost_majority_is_stated_soon(dev: &DevProcess, victim: u64) {
     let victim = victim.to_string();
     let begin = Instant::now();
     let removal = dev.run(&["cluster", "remove-node", &victim, "--lost", "--dry-run"], "");
@@ -147,7 +147,7 @@ fn reads_committed_records_without_a_majority() {
         dev.control(&["kill", &victim.to_string()]);
     }
 
-    no_majority_is_told_soon(&dev, leader);
+    lost_majority_is_stated_soon(&dev, leader);
 
     let explained = dev.ok(&["explain", "NO_LEADER"]);
     assert!(explained.contains("--any-replica"), "{explained}");

@@ -1,4 +1,4 @@
-//! What commands say about input that selects nothing, and about nodes that are not as usual.
+//! Messages of commands about input that selects nothing, and about nodes that are not as usual.
 
 use crate::harness::{CommandOutput, DevProcess, ServerProcess, command, json, outcome};
 

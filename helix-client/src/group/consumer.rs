@@ -129,10 +129,11 @@ impl GroupConsumer {
     /// # Errors
     /// An error that names a partition (`topic_partition`) stops only that partition, until a
     /// [`GroupConsumer::seek`]: `OFFSET_OUT_OF_RANGE`, `NO_COMMITTED_OFFSET` and `TOPIC_RECREATED`
-    /// as [`StartPolicy`] says, or `CORRUPT_LOG`. `UNDECODABLE_BATCH` follows the records before the
-    /// batch, which can be committed; see [`GroupConsumerBuilder::skip_undecodable`]. A failed automatic commit is reported unless it
-    /// is repeated. Other errors end the consumer: a rejected join, `MEMBER_NAME_IN_USE` if another
-    /// process has taken over the static name, `UNIMPLEMENTED` if the cluster has no groups yet.
+    /// as [`StartPolicy`] says, or `CORRUPT_LOG`. `UNDECODABLE_BATCH` follows the records before
+    /// the batch, which can be committed; see [`GroupConsumerBuilder::skip_undecodable`]. A failed
+    /// automatic commit is reported unless it is repeated. Other errors end the consumer: a
+    /// rejected join, `MEMBER_NAME_IN_USE` if another process has taken over the static name,
+    /// `UNIMPLEMENTED` if the cluster has no groups yet.
     pub async fn next(&mut self) -> Option<Result<GroupEvent<Records>>> {
         let batches = match self.next_encoded().await? {
             Ok(GroupEvent::Data(batches)) => batches,
@@ -298,7 +299,7 @@ impl GroupConsumer {
         self.discard([key]);
         self.committer.remove(key);
         self.yielded.take_if(|yielded| *yielded == key);
-        // What has stopped it does not concern the new position.
+        // An error that has stopped it does not concern the new position.
         let named = Some((partition.topic.clone(), partition.partition));
         self.errors.retain(|error| error.topic_partition != named);
         if let Some(read) = self.partitions.get_mut(&key) {

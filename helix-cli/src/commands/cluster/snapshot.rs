@@ -151,8 +151,8 @@ impl ClusterSnapshot {
         all.max_by_key(|metadata| metadata.version)
     }
 
-    /// Returns the route of each shard, from the newest metadata in which it has voters. A node that
-    /// has just created a replica, or rebuilds one, does not know them.
+    /// Returns the route of each shard, from the newest metadata in which it has voters. A node
+    /// that has just created a replica, or rebuilds one, does not know them.
     pub(crate) fn shard_routes(&self) -> BTreeMap<u32, &ShardRoute> {
         let age = |(metadata, shard): &(&Metadata, &ShardRoute)| {
             (!shard.replicas.is_empty(), metadata.version)

@@ -215,15 +215,16 @@ fn topics(before: Option<&Sample>, now: &Sample) -> Vec<ViewRow> {
 /// Returns the groups, those with the most lag first.
 fn groups(now: &Sample) -> Vec<ViewRow> {
     let mut groups: Vec<&GroupSummary> = now.groups.iter().flatten().collect();
-    groups.sort_by_key(|group| std::cmp::Reverse(group.total_lag));
+    let lag = |group: &GroupSummary| group.total_lag.saturating_add(group.uncommitted_lag);
+    groups.sort_by_key(|group| std::cmp::Reverse(lag(group)));
     let row = |group: &&GroupSummary| ViewRow {
         cells: vec![
             group.group.clone(),
             crate::commands::group::rows::state_name(group.state()).to_owned(),
             group.member_count.to_string(),
-            units::count(group.total_lag),
+            units::count(lag(group)),
         ],
-        is_bad: group.member_count == 0 && group.total_lag > 0,
+        is_bad: group.member_count == 0 && lag(group) > 0,
     };
     groups.iter().map(row).collect()
 }
