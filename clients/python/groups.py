@@ -42,7 +42,10 @@ def load(directory):
 
 
 class Failed(Exception):
-    """A call that a retry does not help, or that found no leader in time."""
+    """A call that a retry does not help, or that found no leader in time.
+
+    The last argument says whether an attempt may have been applied.
+    """
 
 
 class Client:
@@ -57,7 +60,7 @@ class Client:
 
     def call(self, service, method, request, key=None, limit=20):
         """Repeats a call until it succeeds: with sequences and ids, a copy has no effect."""
-        deadline = time.monotonic() + limit
+        deadline, may_have_applied = time.monotonic() + limit, False
         while True:
             address = self.leaders.get(key) or random.choice(list(self.channels))
             stub = getattr(rpc, f"{service}Stub")(self.channels[address])
@@ -67,9 +70,10 @@ class Client:
             except grpc.RpcError as error:
                 trailers = dict(error.trailing_metadata() or ())
                 reason = trailers.get("helix-reason")  # Without one, the error is of this library.
+                may_have_applied |= not reason or trailers["helix-may-have-applied"] == "true"
                 is_retried = reason in self.RETRIED if reason else error.code() in self.TRANSIENT
                 if not is_retried or time.monotonic() > deadline:
-                    raise Failed(reason or error.code(), error.details()) from None
+                    raise Failed(reason or error.code(), error.details(), may_have_applied) from None
                 self.leaders[key] = trailers.get("helix-leader-endpoint")
                 if not self.leaders[key]:
                     time.sleep(0.05)  # An election takes about a second.
@@ -145,10 +149,21 @@ def free_port():
             pass
 
 
+def check_refusal(client):
+    """A call that the service refuses says that it was not applied."""
+    try:
+        client.call("TopicService", "CreateTopic", log.CreateTopicRequest(name="no/name"))
+    except Failed as failed:
+        assert (failed.args[0], failed.args[2]) == ("INVALID_ARGUMENT", False), failed.args
+    else:
+        raise AssertionError("the name was taken")
+
+
 def run(directory, dev, nodes, deadline):
     client, spawning = Client(nodes), multiprocessing.get_context("spawn")
     topic = log.CreateTopicRequest(name=TOPIC, partition_count=PARTITIONS)
     client.call("TopicService", "CreateTopic", topic)
+    check_refusal(client)
     results, stopped, killed = spawning.Queue(), spawning.Event(), []
     arguments = (directory, nodes, results, stopped)
     process = lambda: spawning.Process(target=consume, args=arguments, daemon=True)

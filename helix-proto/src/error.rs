@@ -24,6 +24,8 @@ pub const LEADER_NODE_TRAILER: &str = "helix-leader-node";
 pub const LEADER_ENDPOINT_TRAILER: &str = "helix-leader-endpoint";
 /// Trailer with the Raft term of that leader.
 pub const LEADER_TERM_TRAILER: &str = "helix-leader-term";
+/// Trailer that says whether the request may have been applied: "true" or "false".
+pub const MAY_HAVE_APPLIED_TRAILER: &str = "helix-may-have-applied";
 /// Trailer with the milliseconds to wait before a retry, which gRPC libraries understand.
 pub const RETRY_PUSHBACK_TRAILER: &str = "grpc-retry-pushback-ms";
 
@@ -151,6 +153,8 @@ fn trailers(detail: &ErrorDetail, retry_after: Option<Duration>) -> MetadataMap 
     let mut trailers = MetadataMap::new();
     let reason = MetadataValue::from_static(reason_name(detail.reason()));
     trailers.insert(REASON_TRAILER, reason);
+    let may_have_applied = if detail.may_have_applied { "true" } else { "false" };
+    trailers.insert(MAY_HAVE_APPLIED_TRAILER, MetadataValue::from_static(may_have_applied));
     if let Some(leader) = &detail.leader {
         trailers.insert(LEADER_NODE_TRAILER, leader.node_id.into());
         trailers.insert(LEADER_TERM_TRAILER, leader.term.into());
@@ -214,8 +218,12 @@ fn from_trailers(trailers: &MetadataMap) -> Option<StatusDetails> {
         endpoint: text(LEADER_ENDPOINT_TRAILER).unwrap_or_default().to_owned(),
         term: number(LEADER_TERM_TRAILER).unwrap_or_default(),
     });
+    let known = detail(reason);
+    // A node of an earlier version does not send it.
+    let may_have_applied =
+        text(MAY_HAVE_APPLIED_TRAILER).map_or(known.may_have_applied, |value| value == "true");
     Some(StatusDetails {
-        detail: ErrorDetail { leader, ..detail(reason) },
+        detail: ErrorDetail { leader, may_have_applied, ..known },
         retry_after: number(RETRY_PUSHBACK_TRAILER).map(Duration::from_millis),
     })
 }
@@ -258,6 +266,24 @@ mod tests {
         let bare = Status::with_metadata(full.code(), "", full.metadata().clone());
         let received = from_status(&bare).unwrap();
         assert_eq!(received, StatusDetails { detail: not_leader(), retry_after: Some(wait) });
+    }
+
+    #[test]
+    fn trailer_says_whether_the_request_may_have_been_applied() {
+        // The value that follows from the reason, and another one in the detail.
+        for (reason, may_have_applied) in [
+            (ErrorReason::OutcomeUnknown, true),
+            (ErrorReason::StorageFailed, true),
+            (ErrorReason::StorageFailed, false),
+            (ErrorReason::NoLeader, false),
+        ] {
+            let stated = ErrorDetail { may_have_applied, ..detail(reason) };
+            let status = to_status(&stated, "", None);
+            let trailer = status.metadata().get(MAY_HAVE_APPLIED_TRAILER).unwrap();
+            assert_eq!(trailer, &may_have_applied.to_string());
+            let bare = Status::with_metadata(status.code(), "", status.metadata().clone());
+            assert_eq!(from_status(&bare).unwrap().detail, stated);
+        }
     }
 
     #[test]
