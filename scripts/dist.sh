@@ -15,13 +15,12 @@ epoch=$(git log -1 --format=%ct 2>/dev/null || date +%s)
 
 cargo build --release --locked --target "$target" -p helix-server -p helix-cli -p helix-bench --bins
 rm -rf "$out"
-mkdir -p "$out/completions" "$out/docs"
+mkdir -p "$out/completions"
 for program in helix helix-server helix-bench; do
     cp "$target_dir/$target/release/$program" "$out/"
     strip --strip-debug "$out/$program" 2>/dev/null || true
 done
-cp LICENSE README.md CHANGELOG.md "$out/"
-cp docs/*.md "$out/docs/"
+bash scripts/packed-docs.sh "$out"
 cp packaging/helix-server.service packaging/server.toml "$out/"
 # The programs of another platform do not run here.
 if "$out/helix" --version >/dev/null 2>&1; then

@@ -1,6 +1,8 @@
 //! The form of the pages: a title, a first sentence, short lines, short table cells.
 
-use super::source::{SourceFile, expect_none, pages};
+use std::process::Command;
+
+use super::source::{SourceFile, expect_none, pages, repository};
 
 const LINE_CHARS_MAX: usize = 100;
 const CELL_WORDS_MAX: usize = 25;
@@ -83,6 +85,20 @@ fn lines_of_pages_are_short() {
         }
     }
     expect_none(&format!("a line of prose has at most {LINE_CHARS_MAX} characters"), violations);
+}
+
+/// A release archive has the pages without the rest of the repository.
+#[test]
+fn packed_pages_link_only_to_what_is_packed() {
+    let directory = tempfile::tempdir().unwrap();
+    let script = repository().join("scripts/packed-docs.sh");
+    let Ok(packed) = Command::new("bash").arg(script).arg(directory.path()).output() else {
+        eprintln!("SKIPPED: there is no bash");
+        return;
+    };
+    let links = String::from_utf8_lossy(&packed.stdout);
+    assert!(packed.status.success(), "{links}{}", String::from_utf8_lossy(&packed.stderr));
+    assert!(directory.path().join("helix-proto/proto/helix/log/v1/errors.proto").is_file());
 }
 
 #[test]
