@@ -27,13 +27,16 @@ fn samples() -> BTreeSet<String> {
         }
         MetricKind::Counter | MetricKind::Gauge => vec![metric.name.to_owned()],
     };
-    METRICS.iter().flat_map(of).collect()
+    // Prometheus makes a sample of its own for each address that it scrapes.
+    METRICS.iter().flat_map(of).chain(["up".to_owned()]).collect()
 }
 
-/// Returns the metric names in an expression: words with our prefixes.
+/// Returns the metric names in an expression: words with our prefixes, and `up`.
 fn named(expression: &str) -> BTreeSet<&str> {
     let words = expression.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
-    words.filter(|word| word.starts_with("helix_") || word.starts_with("process_")).collect()
+    let is_metric =
+        |word: &&str| word.starts_with("helix_") || word.starts_with("process_") || *word == "up";
+    words.filter(is_metric).collect()
 }
 
 /// Checks that each expression names metrics, and only known ones.
@@ -74,6 +77,17 @@ fn dashboard_uses_known_metrics() {
     let mut expressions = Vec::new();
     texts(&dashboard, "expr", &mut expressions);
     check("the dashboard", &expressions);
+    // Operators look for these after an alert.
+    for metric in [
+        "helix_client_connections",
+        "helix_request_bytes",
+        "helix_clock_offset_seconds",
+        "helix_shard_damaged_ranges",
+        "helix_over_quota_total",
+        "helix_failed_logins_total",
+    ] {
+        assert!(expressions.iter().any(|it| named(it).contains(metric)), "no panel for {metric}");
+    }
     let panels = dashboard["panels"].as_array().unwrap();
     let ids: BTreeSet<_> = panels.iter().map(|panel| panel["id"].as_u64().unwrap()).collect();
     assert_eq!(ids.len(), panels.len(), "panel ids are unique");
@@ -87,7 +101,37 @@ fn alert_rules_use_known_metrics() {
     let expressions: Vec<_> = rules.lines().filter_map(expression).collect();
     check("the alert rules", &expressions);
     let count = |key: &str| rules.lines().filter(|line| line.trim().starts_with(key)).count();
-    for key in ["- alert: ", "for: ", "summary: ", "description: "] {
+    for key in ["- alert: ", "for: ", "summary: ", "description: ", "runbook_url: "] {
         assert_eq!(count(key), expressions.len(), "each rule has one {key:?}");
+    }
+}
+
+#[test]
+fn each_alert_has_its_section() {
+    let rules = fs::read_to_string(path("prometheus/alerts.yml")).unwrap();
+    let after = |key: &str| -> Vec<String> {
+        let values = rules.lines().filter_map(|line| line.trim().strip_prefix(key));
+        values.map(|value| value.trim_matches('"').to_owned()).collect()
+    };
+    let names = after("- alert: ");
+    let links = names.iter().map(|name| format!("docs/alerts.md#{}", name.to_lowercase()));
+    assert_eq!(after("runbook_url: "), links.collect::<Vec<_>>());
+    let runbook = fs::read_to_string(path("alerts.md")).unwrap();
+    let sections: Vec<&str> = runbook.lines().filter_map(|it| it.strip_prefix("## ")).collect();
+    assert_eq!(sections, names);
+}
+
+/// Two alerts with one cause wake an operator twice.
+#[test]
+fn no_two_alerts_have_the_same_condition() {
+    let rules = fs::read_to_string(path("prometheus/alerts.yml")).unwrap();
+    let expressions = rules.lines().filter_map(|line| line.trim().strip_prefix("expr: "));
+    let mut seen = BTreeSet::new();
+    for expression in expressions {
+        // The part after `unless` is excluded.
+        let condition = expression.split(" unless ").next().unwrap_or_default();
+        for part in condition.split(" or ") {
+            assert!(seen.insert(part.to_owned()), "two alerts fire for {part}");
+        }
     }
 }
