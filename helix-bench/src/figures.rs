@@ -89,7 +89,7 @@ pub(crate) fn write_file(path: &Path, content: &[u8]) -> Result<()> {
         .with_context(|| format!("write {}", path.display()))
 }
 
-fn mode_of(result: &Value) -> &str {
+pub(crate) fn mode_of(result: &Value) -> &str {
     if formats::is_omb(result) {
         return "omb";
     }
@@ -123,7 +123,10 @@ pub(crate) fn figures(results: &[NamedResult]) -> Result<Vec<Figure>> {
             "write" | "stream" | "read" | "latency" | "e2e" => {
                 figures.extend(modes::loads(mode, &results))
             }
-            mode => bail!("no plot for a result of mode {mode}"),
+            mode => {
+                let names: Vec<&str> = results.iter().map(|it| it.name.as_str()).collect();
+                bail!("{}: no plot for a result of mode {mode}", names.join(", "))
+            }
         }
     }
     Ok(figures)

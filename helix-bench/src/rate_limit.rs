@@ -53,7 +53,7 @@ enum RateLimitMode {
 pub(crate) struct RateLimitReport {
     title: String,
     max_p99_us: f64,
-    /// Highest rate within the bound; `None` if the first rates were beyond it.
+    /// Highest rate within the bound, as it was sent; `None` if the first rates were beyond it.
     highest_rate: Option<f64>,
     steps: Vec<RateLimitStep>,
     notes: Vec<String>,
@@ -97,6 +97,7 @@ fn load(args: &RateLimitArgs) -> Result<BenchLoad> {
 async fn run(args: &RateLimitArgs, load: &BenchLoad) -> Result<RateLimitReport> {
     let mut search = RateSearch::new(args.start);
     let mut steps = Vec::new();
+    let mut highest_rate = None;
     while let Some(rate) = search.next()
         && steps.len() < STEPS_MAX
     {
@@ -105,22 +106,36 @@ async fn run(args: &RateLimitArgs, load: &BenchLoad) -> Result<RateLimitReport> 
         if interrupt::is_requested() {
             break;
         }
-        let why = beyond(&report, args.max_p99);
+        let why = beyond(&report, rate, load, args.max_p99);
         progress::step(&format!(
-            "{} records/s: p99 {:.3} ms, {}",
+            "{} of {} records/s: p99 {:.3} ms, {}",
+            grouped(report.records_per_sec.round()),
             grouped(rate.round()),
             report.latency_us.map_or(f64::NAN, |latency| latency.p99 / 1e3),
             why.unwrap_or("within the bound")
         ));
+        if why.is_none() {
+            // The search needs the rate of the schedule, the result the rate that was sent.
+            highest_rate = Some(rate.min(report.records_per_sec));
+        }
         search.note(rate, why.is_none());
         steps.push(RateLimitStep { rate, is_within: why.is_none(), why, run: report });
     }
-    Ok(RateLimitReport::new(args, load, search.within, steps))
+    Ok(RateLimitReport::new(args, load, highest_rate, steps))
 }
 
 /// Returns the reason why a run is beyond the bound.
-fn beyond(report: &BenchReport, max_p99: Duration) -> Option<&'static str> {
+fn beyond(
+    report: &BenchReport,
+    rate: f64,
+    load: &BenchLoad,
+    max_p99: Duration,
+) -> Option<&'static str> {
+    let due = rate * load.run.duration.unwrap_or(DURATION_DEFAULT).as_secs_f64();
+    let most = load.run.records.map_or(f64::INFINITY, |records| records as f64);
     StepCounts {
+        due: due.min(most) - load.batch_size as f64,
+        records: report.records as f64,
         errors: report.errors,
         requests: report.requests,
         missed: report.sends_missed,
@@ -132,6 +147,9 @@ fn beyond(report: &BenchReport, max_p99: Duration) -> Option<&'static str> {
 /// Measurements of a run that decide about its rate.
 #[derive(Debug, Clone, Copy)]
 struct StepCounts {
+    /// Records that were due by the rate, but for the last batch, and those that were sent.
+    due: f64,
+    records: f64,
     errors: u64,
     requests: u64,
     /// Sends that were due and not made.
@@ -142,13 +160,15 @@ struct StepCounts {
 
 impl StepCounts {
     fn beyond(self, max_p99: Duration) -> Option<&'static str> {
-        let Self { errors, requests, missed, p99_us } = self;
+        let Self { due, records, errors, requests, missed, p99_us } = self;
         let missed = missed as f64;
         match p99_us {
             _ if errors > 0 => Some("errors"),
             None => Some("no request succeeded"),
             Some(us) if us > max_p99.as_secs_f64() * 1e6 => Some("p99 beyond the bound"),
             Some(_) if missed > (requests as f64 + missed) * MISSED_MAX => Some("rate not reached"),
+            // Sends that were late to the end of the step are not missed, but were made too late.
+            Some(_) if records < due * (1.0 - MISSED_MAX) => Some("rate not reached"),
             Some(_) => None,
         }
     }
@@ -267,6 +287,8 @@ mod tests {
         while let Some(rate) = search.next() {
             let served = rate.min(capacity);
             let counts = StepCounts {
+                due: rate * 5.0,
+                records: served * 5.0,
                 errors: u64::from(rate > fails_above),
                 requests: (served * 5.0) as u64,
                 missed: ((rate - capacity).max(0.0) * 5.0) as u64,
@@ -296,7 +318,23 @@ mod tests {
 
     #[test]
     fn run_without_success_is_beyond_any_bound() {
-        let counts = StepCounts { errors: 0, requests: 0, missed: 0, p99_us: None };
+        let counts =
+            StepCounts { due: 0.0, records: 0.0, errors: 0, requests: 0, missed: 0, p99_us: None };
         assert_eq!(counts.beyond(Duration::from_secs(1)), Some("no request succeeded"));
+    }
+
+    #[test]
+    fn rate_that_was_not_sent_is_beyond_any_bound() {
+        let sent = |records: f64| StepCounts {
+            due: 5000.0,
+            records,
+            errors: 0,
+            requests: records as u64,
+            missed: 0,
+            p99_us: Some(1.0),
+        };
+        let bound = Duration::from_secs(1);
+        assert_eq!(sent(4950.0).beyond(bound), None);
+        assert_eq!(sent(4000.0).beyond(bound), Some("rate not reached"));
     }
 }

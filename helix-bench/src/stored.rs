@@ -71,7 +71,11 @@ pub(crate) fn plot(args: &PlotArgs) -> Result<u8> {
 /// # Errors
 /// A result cannot be read or has no table, or the page cannot be written.
 pub(crate) fn report(args: &ReportArgs) -> Result<u8> {
-    let page = html::page(&named_results(&args.results)?, &args.limits.read()?)?;
+    let results = named_results(&args.results)?;
+    for (path, named) in args.results.iter().zip(&results) {
+        check(path, &named.result)?;
+    }
+    let page = html::page(&results, &args.limits.read()?)?;
     figures::write_file(&args.output, page.as_bytes())?;
     progress::step(&format!("wrote {}", args.output.display()));
     Ok(0)
@@ -83,10 +87,21 @@ pub(crate) fn report(args: &ReportArgs) -> Result<u8> {
 /// A result cannot be read or has no table.
 pub(crate) fn tables(args: &TablesArgs) -> Result<u8> {
     let results = args.results.iter().map(|path| read_result(path)).collect::<Result<Vec<_>>>()?;
+    for (path, result) in args.results.iter().zip(&results) {
+        check(path, result)?;
+    }
     for table in table::tables_of_all(&results, &args.limits.read()?)? {
         output::print(&format!("{}\n", table.markdown()))?;
     }
     Ok(0)
+}
+
+/// Checks that a result has a table.
+///
+/// # Errors
+/// Names the file of a result without one.
+fn check(path: &Path, result: &Value) -> Result<()> {
+    table::check(result).with_context(|| path.display().to_string())
 }
 
 fn named_results(paths: &[PathBuf]) -> Result<Vec<NamedResult>> {

@@ -12,6 +12,7 @@ use serde_json::Value;
 
 use self::pairs::{Feature, FeaturePairs};
 use self::result_table::ResultTable;
+use crate::figures::mode_of;
 use crate::format::{bytes_text, grouped, known};
 use crate::limits::{KnownLimits, LoadLimits, is_ceiling};
 
@@ -20,6 +21,9 @@ use crate::limits::{KnownLimits, LoadLimits, is_ceiling};
 /// # Errors
 /// The result is of a mode without tables.
 fn tables(result: &Value, limits: &KnownLimits<'_>) -> Result<Vec<ResultTable>> {
+    if mode_of(result) == "omb" {
+        return Ok(vec![omb(result)]);
+    }
     match result["mode"].as_str() {
         Some("pubsub") => Ok(vec![pubsub(result, limits)]),
         Some("connections") => Ok(vec![connections(result)]),
@@ -64,6 +68,14 @@ pub(crate) fn tables_of_all(results: &[Value], limits: &[Value]) -> Result<Vec<R
         all.push(self::loads(&loads, &limits));
     }
     Ok(all)
+}
+
+/// Checks that a result has a table.
+///
+/// # Errors
+/// The result is of a mode without tables.
+pub(crate) fn check(result: &Value) -> Result<()> {
+    if is_load(result) { Ok(()) } else { tables(result, &KnownLimits::default()).map(drop) }
 }
 
 /// Reports whether a result is of one load, not of several rows. The batches of `perf` are made by
@@ -338,6 +350,39 @@ fn perf(result: &Value) -> ResultTable {
         count(&result["errors"]),
     ];
     table(result, &PERF_COLUMNS, vec![row])
+}
+
+const OMB_COLUMNS: [&str; 8] = [
+    "workload",
+    "message",
+    "published/s",
+    "consumed/s",
+    "publish p50 ms",
+    "p99",
+    "end to end p50 ms",
+    "p99",
+];
+
+fn omb(result: &Value) -> ResultTable {
+    let mean = |list: &str| {
+        let values: Vec<f64> = rows(&result[list]).iter().filter_map(Value::as_f64).collect();
+        let sum: f64 = values.iter().sum();
+        count(&Value::from(sum / values.len().max(1) as f64))
+    };
+    // The format has milliseconds.
+    let latency = |name: &str| known(result[name].as_f64(), 3);
+    let row = vec![
+        text(&result["workload"]),
+        bytes(&result["messageSize"]),
+        mean("publishRate"),
+        mean("consumeRate"),
+        latency("aggregatedPublishLatency50pct"),
+        latency("aggregatedPublishLatency99pct"),
+        latency("aggregatedEndToEndLatency50pct"),
+        latency("aggregatedEndToEndLatency99pct"),
+    ];
+    let title = format!("omb: {} with {}", text(&result["workload"]), text(&result["driver"]));
+    ResultTable { title, columns: OMB_COLUMNS.to_vec(), rows: vec![row], notes: Vec::new() }
 }
 
 const WAL_COLUMNS: [&str; 11] = [

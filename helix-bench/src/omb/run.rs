@@ -259,8 +259,9 @@ impl<'a> OmbRun<'a> {
             }
             log.note(&self.meter, self.backlog());
         };
+        let over = Instant::now();
         let missed = self.finish(load).await?;
-        log.note(&self.meter, self.backlog());
+        log.note_last(&self.meter, self.backlog(), over);
         Ok(PublishEnd { missed, early })
     }
 
@@ -323,8 +324,9 @@ impl<'a> OmbRun<'a> {
         if let Some(early) = early {
             progress::step(&format!("the test ends early: {}", early.text()));
         }
+        let over = Instant::now();
         let missed = self.finish(load).await?;
-        log.note(&self.meter, self.backlog());
+        log.note_last(&self.meter, self.backlog(), over);
         Ok(PublishEnd { missed, early })
     }
 
@@ -444,8 +446,23 @@ impl IntervalLog {
 
     /// Ends the current interval.
     fn note(&mut self, meter: &SharedMeter, backlog: u64) {
-        let (taken, now) = (meter.take(), Instant::now());
-        let interval = OmbInterval::new(&taken, now - self.since, backlog);
+        self.note_until(meter.take(), backlog, Instant::now());
+    }
+
+    /// Ends the last interval. Its time is over at `over`, although acks arrive after that.
+    ///
+    /// The rates of a short rest say nothing, and would look like a collapse.
+    fn note_last(&mut self, meter: &SharedMeter, backlog: u64, over: Instant) {
+        let taken = meter.take();
+        if self.intervals.is_empty() || 2 * (over - self.since) >= INTERVAL {
+            self.note_until(taken, backlog, over);
+        } else {
+            self.total.merge(&taken);
+        }
+    }
+
+    fn note_until(&mut self, taken: IntervalMeter, backlog: u64, now: Instant) {
+        let interval = OmbInterval::new(&taken, now.saturating_duration_since(self.since), backlog);
         progress::step(&format!(
             "published {}/s, errors {}/s, consumed {}/s, backlog {}, publish latency p50 {:.2} ms, \
              p99 {:.2} ms",
@@ -515,6 +532,32 @@ mod tests {
         let steady = next(reading, 1000);
         assert_eq!(steady, BacklogStage::Steady(now + duration));
         assert_eq!(next(steady, 1 << 20), steady);
+    }
+
+    #[test]
+    fn short_rest_counts_and_is_no_interval() {
+        let meter = SharedMeter::new(1);
+        let acks = |count: u64| {
+            let ack = |_| meter.note_ack(0, 1, Duration::ZERO, Duration::ZERO);
+            (0..count).for_each(ack);
+        };
+        let mut log = IntervalLog::new();
+        let first = log.next();
+        acks(100);
+        log.note_until(meter.take(), 0, first);
+        acks(5);
+        log.note_last(&meter, 0, first + INTERVAL / 3);
+        assert_eq!((log.intervals.len(), log.total.acked), (1, 105));
+        // A rest of more than half an interval has its own rate.
+        acks(60);
+        log.note_last(&meter, 0, first + INTERVAL * 3 / 5);
+        let (rate, expected) = (log.intervals[1].publish_rate, 100.0 / INTERVAL.as_secs_f64());
+        assert!((rate / expected - 1.0).abs() < 0.01, "{rate}, not {expected}");
+        // A test that is shorter than an interval has one.
+        let mut log = IntervalLog::new();
+        let over = log.next() - INTERVAL * 9 / 10;
+        log.note_last(&meter, 0, over);
+        assert_eq!(log.intervals.len(), 1);
     }
 
     #[test]

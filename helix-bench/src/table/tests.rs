@@ -104,6 +104,20 @@ fn parts_of_groups_share_a_table() {
 }
 
 #[test]
+fn workload_in_the_format_of_omb_has_a_table() {
+    let result = serde_json::json!({
+        "workload": "1-topic", "driver": "Helix", "messageSize": 1024,
+        "publishRate": [900.0, 1100.0], "consumeRate": [1000.0, 1000.0],
+        "aggregatedPublishLatencyAvg": 1.5, "aggregatedPublishLatency50pct": 1.25,
+        "aggregatedPublishLatency99pct": 4.0,
+    });
+    check(&result).unwrap();
+    let tables = tables_of_all(&[result], &[]).unwrap();
+    let cells = ["1-topic", "1 KiB", "1,000", "1,000", "1.250", "4.000", "-", "-"];
+    assert_eq!(tables[0].rows, [cells]);
+}
+
+#[test]
 fn result_of_an_unknown_mode_is_rejected() {
     let error = plain(&serde_json::json!({ "mode": "other" })).unwrap_err();
     assert_eq!(error.to_string(), "no table for a result of mode other");
