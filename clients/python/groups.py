@@ -12,7 +12,6 @@ import tempfile
 import time
 import uuid
 from contextlib import suppress
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -57,6 +56,7 @@ class Client:
     def __init__(self, nodes):
         self.channels = {address: grpc.insecure_channel(address) for address in nodes}
         self.leaders = {}  # by group or partition
+        self.sent = 0.0  # when the last attempt was sent
 
     def call(self, service, method, request, key=None, limit=20):
         """Repeats a call until it succeeds: with sequences and ids, a copy has no effect."""
@@ -65,7 +65,7 @@ class Client:
             address = self.leaders.get(key) or random.choice(list(self.channels))
             stub = getattr(rpc, f"{service}Stub")(self.channels[address])
             try:
-                self.leaders[key] = address
+                self.leaders[key], self.sent = address, time.monotonic()
                 return getattr(stub, method)(request, timeout=2)
             except grpc.RpcError as error:
                 trailers = dict(error.trailing_metadata() or ())
@@ -99,8 +99,13 @@ def produce(client, before_batch):
 def consume(directory, nodes, results, stopped):
     """A member: sends heartbeats, reads what they assign, and commits what it has handled."""
     load(directory)
-    member_id, bounded = str(uuid.uuid4()), partial(Client(nodes).call, limit=SESSION_SECONDS)
-    epoch, owned, positions, is_idle = 0, [], {}, False
+    member_id, client = str(uuid.uuid4()), Client(nodes)
+    epoch, owned, positions, is_idle, commits, expires = 0, [], {}, False, 0, None
+
+    def bounded(*call, **options):
+        left = SESSION_SECONDS if expires is None else expires - time.monotonic()
+        return client.call(*call, limit=max(left, 0), **options)
+
     while not stopped.is_set():
         beat = log.HeartbeatRequest(group=GROUP, member_id=member_id, member_epoch=epoch,
                                     topics=[TOPIC], owned=owned)
@@ -108,22 +113,30 @@ def consume(directory, nodes, results, stopped):
         beat.max_wait.FromMilliseconds(200 if is_idle else 0)
         try:
             beat = bounded("GroupService", "Heartbeat", beat, key=GROUP)
-        except Failed:  # Removed, or without a response for a session: join again.
-            epoch, owned, positions = 0, [], {}
+        except Failed:  # Removed, or the session is over: join again.
+            epoch, owned, positions, expires = 0, [], {}, None
             continue
+        # The session counts from the sending of the attempt that was answered.
+        expires = client.sent + SESSION_SECONDS
         # Everything handled is committed, so the next heartbeat releases what is not assigned.
         epoch, owned, is_idle = beat.member_epoch, list(beat.assigned), True
         positions = {it.partition: positions.get(it.partition) for it in owned}
         for partition in owned:
+            if time.monotonic() >= expires:  # Another member may have the partitions.
+                break
             number, at = partition.partition, positions[partition.partition]
             place = dict(topic=TOPIC, partition=number, topic_id=partition.topic_id)
             start = dict(committed_group=GROUP) if at is None else dict(offset=at)
             fetch = log.FetchRequest(partitions=[log.PartitionStart(**place, start=start)])
-            commit = log.CommitOffsetsRequest(group=GROUP, member_id=member_id, member_epoch=epoch)
+            commits += 1  # All copies of one commit have its number.
+            commit = log.CommitOffsetsRequest(group=GROUP, member_id=member_id, member_epoch=epoch,
+                                              sequence=commits)
             try:
                 found = bounded("ConsumeService", "Fetch", fetch, key=number).partitions[0]
                 if not found.records:
                     continue
+                if time.monotonic() >= expires:
+                    break
                 is_idle = False
                 results.put([record.record.value for record in found.records])
                 commit.offsets.add(partition=partition, offset=found.next_offset)

@@ -18,6 +18,30 @@ fn text(meaning: &'static str, why: &'static str, hint: &'static str) -> ReasonT
     ReasonText { meaning, why, hint }
 }
 
+/// Returns the hint of a reason for a command that reads in a group, or changes its offsets, if the
+/// general one does not help there. A group's reader has no `--from`: its offsets are the group's.
+pub(crate) fn group_hint(reason: ErrorReason) -> Option<&'static str> {
+    use ErrorReason as R;
+    match reason {
+        R::TopicRecreated => Some(
+            "helix topic describe TOPIC   shows the new topic\n\
+             stop the members, then: helix group seek GROUP TOPIC --to earliest\n\
+             helix consume TOPIC --group GROUP --start earliest   starts there",
+        ),
+        R::OffsetOutOfRange => Some(
+            "helix group explain GROUP   shows the offset and what can be read\n\
+             stop the members, then: helix group reset GROUP --to earliest --unreadable\n\
+             helix consume TOPIC --group GROUP --start earliest   starts there; or latest",
+        ),
+        R::NoLeader => Some(
+            "helix cluster health   names the nodes that are needed\n\
+             helix group explain GROUP   shows what waits",
+        ),
+        R::OutcomeUnknown => Some("helix group history GROUP   shows what was applied"),
+        _ => None,
+    }
+}
+
 /// Returns the texts of an error reason.
 #[allow(clippy::too_many_lines)] // A table.
 pub(crate) fn of(reason: ErrorReason) -> ReasonText {
@@ -226,6 +250,13 @@ pub(crate) fn of(reason: ErrorReason) -> ReasonText {
             "it has left, or was silent for too long",
             "join the group again",
         ),
+        R::StaleCommit => text(
+            "the commit is older than what the group has",
+            "a later commit, a seek or a deletion of the group came first, so the commit changed \
+             nothing",
+            "helix group history GROUP   shows what came first\n\
+             read the group's offsets again, and commit only what is newer",
+        ),
         R::MemberNameInUse => text(
             "another member of the group has this static name",
             "two processes use one name, or the last process ended without leaving the group",
@@ -239,7 +270,7 @@ pub(crate) fn of(reason: ErrorReason) -> ReasonText {
         R::NoCommittedOffset => text(
             "the group has no committed offset for the partition",
             "no member has committed there yet, or the topic is new",
-            "choose where to start: earliest or latest\n\
+            "helix consume TOPIC --group GROUP --start earliest   or latest\n\
              helix group seek GROUP TOPIC --to POSITION",
         ),
         R::GroupLimitReached => text(

@@ -201,6 +201,8 @@ fn of_reason(reason: ErrorReason, error: &ClientError, context: &ErrorContext) -
         R::PermissionDenied => denied(error, context, why),
         _ => why.to_owned(),
     };
+    let of_group = context.group.as_ref().and_then(|_| reasons::group_hint(reason));
+    let hint = of_group.unwrap_or(hint);
     let topic = context.topic.as_deref().unwrap_or("TOPIC");
     let group = context.group.as_deref().unwrap_or("GROUP");
     let parts: Vec<_> = hint.split("GROUP").map(|part| part.replace("TOPIC", topic)).collect();
@@ -348,6 +350,29 @@ mod tests {
     fn failed(detail: &ErrorDetail, message: &str) -> anyhow::Error {
         let error = ClientError::from(wire::to_status(detail, message, None));
         anyhow::Error::new(error).context("read orders")
+    }
+
+    /// A command with a group cannot take `--from`, so no hint may name it.
+    #[test]
+    fn hints_for_groups_name_commands_that_work_with_groups() {
+        for reason in (0..=100).filter_map(|number| ErrorReason::try_from(number).ok()) {
+            let detail = ErrorDetail { reason: reason.into(), ..ErrorDetail::default() };
+            for may_have_applied in [false, true] {
+                let detail = ErrorDetail { may_have_applied, ..detail.clone() };
+                let parts = ErrorParts::new(&failed(&detail, "why"), &context());
+                for line in parts.hint.lines().filter(|line| line.contains("consume")) {
+                    let is_group = line.contains("--group billing") && !line.contains("--from");
+                    assert!(is_group, "{reason:?}: {line}");
+                }
+                assert!(!parts.hint.contains("GROUP") && !parts.hint.contains("TOPIC"));
+            }
+        }
+        for reason in [ErrorReason::OffsetOutOfRange, ErrorReason::TopicRecreated] {
+            let detail = ErrorDetail { reason: reason.into(), ..ErrorDetail::default() };
+            let hint = ErrorParts::new(&failed(&detail, "why"), &context()).hint;
+            assert!(hint.contains("--group billing --start earliest"), "{hint}");
+            assert!(hint.contains("helix group seek") || hint.contains("helix group reset"));
+        }
     }
 
     #[test]

@@ -42,6 +42,7 @@ pub(crate) fn schema(command: &str) -> Option<Value> {
         "group describe" => of::<group::rows::GroupDescription>(),
         "group explain" => of::<group::explain::GroupExplanation>(),
         "group history" => of::<Vec<group::rows::OffsetChangeRow>>(),
+        "group forget" => of::<Vec<group::rows::ForgottenRow>>(),
         "group seek" | "group reset" => of::<Vec<group::rows::SoughtRow>>(),
         "topic trim" => of::<Vec<topic::TrimmedPartition>>(),
         "token create" => of::<access::NewTokenRow>(),

@@ -60,7 +60,9 @@ pub fn code(reason: ErrorReason) -> Code {
         | R::TokenNotFound => Code::NotFound,
         R::TopicAlreadyExists => Code::AlreadyExists,
         R::OffsetOutOfRange => Code::OutOfRange,
-        R::ExpectedOffsetMismatch | R::StaleMemberEpoch | R::PartitionNotOwned => Code::Aborted,
+        R::ExpectedOffsetMismatch | R::StaleMemberEpoch | R::PartitionNotOwned | R::StaleCommit => {
+            Code::Aborted
+        }
         R::NotLeader
         | R::Fenced
         | R::ProducerFenced

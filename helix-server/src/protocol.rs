@@ -41,6 +41,9 @@ pub const COMPACTION: u32 = 7;
 /// in heads, checkpoints and the cluster's state.
 pub const PRODUCER_OWNERS: u32 = 8;
 
+/// First version in which commits of groups are judged by their order, and groups forget topics.
+pub const COMMIT_ORDER: u32 = 8;
+
 /// A range of protocol versions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ProtocolVersions {

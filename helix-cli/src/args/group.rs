@@ -43,6 +43,24 @@ pub(crate) enum GroupSubcommand {
     ///
     /// Refused while the group has members. `helix group seek --undo` takes it back.
     Reset(GroupResetArgs),
+    /// Forget the offsets of a group in one topic
+    ///
+    /// Also in a deleted topic. Refused while members subscribe to the topic. A later reader starts
+    /// there as in a new group.
+    Forget {
+        /// Name of the group
+        #[arg(add = completion::groups())]
+        group: String,
+        /// Topic
+        #[arg(add = completion::topics())]
+        topic: String,
+        /// Show the offsets only; change nothing
+        #[arg(long)]
+        dry_run: bool,
+        /// Skip the confirmation
+        #[arg(long)]
+        yes: bool,
+    },
     /// Delete a group and its offsets
     ///
     /// Refused while the group has members.
@@ -64,6 +82,7 @@ impl GroupSubcommand {
             Self::Describe { group }
             | Self::Explain { group }
             | Self::History { group, .. }
+            | Self::Forget { group, .. }
             | Self::Delete { group, .. } => Some(group),
             Self::Seek(args) => Some(&args.group),
             Self::Reset(args) => Some(&args.group),
@@ -74,6 +93,7 @@ impl GroupSubcommand {
     pub(crate) fn topic(&self) -> Option<&str> {
         match self {
             Self::History { topic, .. } => topic.as_deref(),
+            Self::Forget { topic, .. } => Some(topic),
             Self::Seek(args) => args.topic.as_deref(),
             _ => None,
         }

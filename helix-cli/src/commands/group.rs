@@ -1,4 +1,4 @@
-//! `helix group`: list, describe, explain, history, seek, reset and delete.
+//! `helix group`: list, describe, explain, history, seek, reset, forget and delete.
 
 pub(crate) mod explain;
 mod names;
@@ -18,7 +18,7 @@ use crate::output::{Output, message};
 use crate::units;
 use explain::GroupExplanation;
 use names::ShortNames;
-use rows::{GroupDescription, GroupRow, OffsetChangeRow, SoughtRow};
+use rows::{ForgottenRow, GroupDescription, GroupRow, OffsetChangeRow, SoughtRow};
 
 pub(crate) async fn run(global: &GlobalArgs, command: &GroupSubcommand) -> anyhow::Result<()> {
     let client = connect(global).await?;
@@ -60,6 +60,17 @@ pub(crate) async fn run(global: &GlobalArgs, command: &GroupSubcommand) -> anyho
         GroupSubcommand::Reset(args) => {
             let rows = seek::reset(&client, args).await?;
             show_sought(global, output, &args.group, args.change.dry_run, &rows)
+        }
+        GroupSubcommand::Forget { group, topic, dry_run, yes } => {
+            let rows = forget(&client, group, topic, *dry_run, *yes).await?;
+            if !global.quiet {
+                match (rows.is_empty(), dry_run) {
+                    (true, _) => message!("{group} has no offsets in {topic}"),
+                    (false, true) => message!("nothing was changed: a dry run"),
+                    (false, false) => message!("{group} has forgotten {topic}"),
+                }
+            }
+            output.show(&rows)
         }
         GroupSubcommand::Delete { group, yes } => {
             delete(&client, group, *yes).await?;
@@ -121,6 +132,28 @@ fn show_sought(
         }
     }
     output.show(rows)
+}
+
+async fn forget(
+    client: &Client,
+    group: &str,
+    topic: &str,
+    is_dry_run: bool,
+    yes: bool,
+) -> anyhow::Result<Vec<ForgottenRow>> {
+    let context = || format!("forget {topic} in {group}");
+    let admin = client.admin();
+    let found = admin.forget_group_topic(group, topic, true).await.with_context(context)?;
+    if !is_dry_run && !found.is_empty() && !yes {
+        let offsets = units::counted(found.len() as u64, "offset");
+        let what = format!("this deletes {offsets} of {group} in {topic}");
+        confirm("topic", topic, &what).await?;
+    }
+    let found = match is_dry_run {
+        true => found,
+        false => admin.forget_group_topic(group, topic, false).await.with_context(context)?,
+    };
+    Ok(found.into_iter().map(ForgottenRow::from).collect())
 }
 
 async fn delete(client: &Client, group: &str, yes: bool) -> anyhow::Result<()> {

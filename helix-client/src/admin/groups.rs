@@ -2,8 +2,8 @@
 
 use helix_proto::log::v1::{
     CommitOffsetsRequest, CommittedOffset, DeleteGroupRequest, DescribeGroupRequest,
-    DescribeGroupResponse, ErrorReason, GetOffsetsRequest, GroupSummary, ListGroupsRequest,
-    OffsetAndLag, SeekGroupRequest, SoughtOffset, TopicPartition,
+    DescribeGroupResponse, ErrorReason, ForgetGroupTopicRequest, GetOffsetsRequest, GroupSummary,
+    ListGroupsRequest, OffsetAndLag, SeekGroupRequest, SoughtOffset, TopicPartition,
 };
 
 use super::{Admin, all_pages};
@@ -130,8 +130,8 @@ impl Admin {
                 let request = GetOffsetsRequest {
                     group: group.to_owned(),
                     topics: topics.clone(),
-                    page_size: 0,
                     page_token: page_token.clone(),
+                    ..GetOffsetsRequest::default()
                 };
                 async move { node.group().get_offsets(request).await }
             });
@@ -141,27 +141,99 @@ impl Admin {
         .await
     }
 
+    /// Returns the state of a group's offsets for [`Admin::commit_group_offsets_after`], also of a
+    /// group that does not exist. `None` until every node of the cluster orders commits.
+    ///
+    /// # Errors
+    /// The last failure if no node responds within the request timeout.
+    pub async fn group_offsets_epoch(&self, group: &str) -> Result<Option<u64>> {
+        let call = CallSpec::new("get group offsets", Repeat::Read);
+        let page = self.client.call_coordinator(group, call, |node| {
+            let request = GetOffsetsRequest {
+                group: group.to_owned(),
+                page_size: 1,
+                allow_missing: true,
+                ..GetOffsetsRequest::default()
+            };
+            async move { node.group().get_offsets(request).await }
+        });
+        match page.await {
+            // A node of an earlier version.
+            Err(error) if error.is(ErrorReason::GroupNotFound) => Ok(None),
+            page => Ok(page?.offsets_epoch),
+        }
+    }
+
     /// Commits offsets of a group without members, all or none. Creates the group.
+    ///
+    /// Follows the group's state at the call. A late copy of an attempt changes nothing after a
+    /// seek, a deletion or another commit. [`Admin::commit_group_offsets_after`] also protects what
+    /// the caller has read before the call.
     ///
     /// # Errors
     /// `GROUP_NOT_EMPTY` if the group has members, which `member_ids` of the error names;
-    /// `TOPIC_NOT_FOUND`, `PARTITION_NOT_FOUND`, `TOPIC_RECREATED`, `GROUP_LIMIT_REACHED`.
+    /// `OFFSET_OUT_OF_RANGE` beyond the end of a partition; `STALE_COMMIT` if the offsets were
+    /// changed during the call; `TOPIC_NOT_FOUND`, `PARTITION_NOT_FOUND`, `TOPIC_RECREATED`,
+    /// `GROUP_LIMIT_REACHED`.
     pub async fn commit_group_offsets(
         &self,
         group: &str,
         offsets: &[CommittedOffset],
     ) -> Result<()> {
+        let epoch = self.group_offsets_epoch(group).await?;
+        self.commit_group_offsets_after(group, offsets, epoch).await.map(|_| ())
+    }
+
+    /// Like [`Admin::commit_group_offsets`], for offsets that follow a known state. Returns the
+    /// state for the next commit.
+    ///
+    /// # Errors
+    /// As [`Admin::commit_group_offsets`]; `STALE_COMMIT` if these offsets were changed since that
+    /// state, or the group was sought, deleted or given to members.
+    pub async fn commit_group_offsets_after(
+        &self,
+        group: &str,
+        offsets: &[CommittedOffset],
+        offsets_epoch: Option<u64>,
+    ) -> Result<Option<u64>> {
         let call = CallSpec::new("commit group offsets", Repeat::Always);
         let response = self.client.call_coordinator(group, call, |node| {
             let request = CommitOffsetsRequest {
                 group: group.to_owned(),
-                member_id: String::new(),
-                member_epoch: 0,
                 offsets: offsets.to_vec(),
+                offsets_epoch,
+                ..CommitOffsetsRequest::default()
             };
             async move { node.group().commit_offsets(request).await }
         });
-        response.await.map(|_| ())
+        Ok(response.await?.offsets_epoch)
+    }
+
+    /// Forgets a group's offsets in a topic, which may be deleted. Returns what was forgotten.
+    ///
+    /// Id 0 of the topic means every topic of the name that the group remembers.
+    ///
+    /// # Errors
+    /// `GROUP_NOT_FOUND`; `GROUP_NOT_EMPTY` while members subscribe to the topic or have partitions
+    /// of it; `UNIMPLEMENTED` until every node of the cluster is upgraded.
+    pub async fn forget_group_topic(
+        &self,
+        group: &str,
+        topic: impl Into<TopicRef<'_>>,
+        validate_only: bool,
+    ) -> Result<Vec<CommittedOffset>> {
+        let TopicRef { name, id } = topic.into();
+        let call = CallSpec::new("forget group topic", Repeat::Always);
+        let response = self.client.call_coordinator(group, call, |node| {
+            let request = ForgetGroupTopicRequest {
+                group: group.to_owned(),
+                topic: name.to_owned(),
+                topic_id: id,
+                validate_only,
+            };
+            async move { node.group().forget_group_topic(request).await }
+        });
+        Ok(response.await?.offsets)
     }
 
     /// Sets offsets of a group without members, all or none. Creates the group.
@@ -189,7 +261,8 @@ impl Admin {
     /// partitions.
     ///
     /// # Errors
-    /// `GROUP_NOT_FOUND`; `GROUP_NOT_EMPTY` as for [`Admin::seek_group`].
+    /// `GROUP_NOT_FOUND`; `GROUP_NOT_EMPTY` as for [`Admin::seek_group`]; `OFFSET_OUT_OF_RANGE` if
+    /// an earlier offset is no longer readable.
     pub async fn undo_group_seek(
         &self,
         group: &str,

@@ -1,10 +1,11 @@
 //! Offsets to commit, and the commits of a member.
 //!
-//! Commits run one after the other, so that none overtakes an earlier one. A late copy of an
-//! attempt that was repeated can still move an offset back (`docs/guarantees.md`, late copies). A
-//! partition is released after its last commit.
+//! Commits run one after the other and are numbered. All attempts of one have the same number, so
+//! that the service refuses a late copy after a later commit. A partition is released after its
+//! last commit.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use helix_proto::log::v1::{CommitOffsetsRequest, CommittedOffset, ErrorReason, TopicPartition};
@@ -59,6 +60,8 @@ pub(super) struct Committer {
     auto_commit: AutoCommit,
     state: Mutex<CommitState>,
     wake: Notify,
+    /// Number of the last request.
+    sequence: AtomicU64,
 }
 
 #[derive(Debug, Default)]
@@ -93,7 +96,8 @@ pub(super) struct FinalCommit {
 
 impl Committer {
     pub(super) fn new(membership: Arc<MemberHandle>, auto_commit: AutoCommit) -> Self {
-        Self { membership, auto_commit, state: Mutex::default(), wake: Notify::new() }
+        let (wake, sequence) = (Notify::new(), AtomicU64::new(0));
+        Self { membership, auto_commit, state: Mutex::default(), wake, sequence }
     }
 
     /// Adds an offset for the next commit.
@@ -344,9 +348,11 @@ impl Committer {
         let request = CommitOffsetsRequest {
             group: group.clone(),
             member_id: member_id.clone(),
-            // The same in all attempts: a late one is fenced by a loss since.
+            // The same in all attempts: a late one is fenced by a loss or a later commit since.
             member_epoch: epoch,
+            sequence: self.sequence.fetch_add(1, Ordering::Relaxed) + 1,
             offsets: offsets.iter().map(wire).collect(),
+            offsets_epoch: None,
         };
         // The coordinator has assigned the partitions, so it knows their topics.
         let rechecks_topics = false;

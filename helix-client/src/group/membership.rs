@@ -471,6 +471,23 @@ mod tests {
         }
     }
 
+    #[tokio::test(start_paused = true)]
+    async fn sessions_end_as_the_test_vectors_say() {
+        let vectors = include_str!("../../../docs/client-vectors.json");
+        let vectors: serde_json::Value = serde_json::from_str(vectors).unwrap();
+        let vectors = vectors["sessions"].as_array().unwrap();
+        assert!(!vectors.is_empty());
+        for vector in vectors {
+            let ms = |name: &str| Duration::from_millis(vector[name].as_u64().unwrap());
+            let (begin, membership) = (Instant::now(), membership());
+            let session_timeout = ms("session_timeout_ms").try_into().ok();
+            let response = HeartbeatResponse { session_timeout, ..response(5, &[0]) };
+            tokio::time::advance(ms("answered_at_ms")).await;
+            membership.on_response(0, begin + ms("sent_at_ms"), response);
+            assert_eq!(membership.next_expiry(), Some(begin + ms("stops_at_ms")), "{vector}");
+        }
+    }
+
     #[tokio::test]
     async fn reports_name_partitions_by_id_alone() {
         let membership = membership();

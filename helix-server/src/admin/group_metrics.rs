@@ -1,10 +1,11 @@
 //! Metrics of consumer groups. The first groups of a shard, by name, have series of their own.
 //! Only a shard's leader reports them, so that each group is reported once.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use crate::limits::{GROUP_LAG_SERIES_MAX, GROUP_SERIES_MAX};
-use crate::log::{ConsumerGroup, GroupTable, PartitionKey};
+use crate::log::{ConsumerGroup, GroupTable, OffsetLag, PartitionKey};
 use crate::metrics::{MetricName, MetricsPage};
 use crate::node::Node;
 use crate::shard::Shard;
@@ -16,12 +17,16 @@ struct ListedGroup {
     /// Time of the last commit or seek, in µs since the Unix epoch.
     changed_us: Option<u64>,
     offsets: Vec<(PartitionKey, u64)>,
+    /// Topics that no member subscribes to, in a group with members.
+    unsubscribed: BTreeSet<u64>,
 }
 
 impl ListedGroup {
     fn new(name: &Arc<str>, group: &ConsumerGroup) -> Self {
         let offsets = group.offsets().filter_map(|(key, row)| Some((key, row.offset()?)));
+        let unread = group.topic_names().filter(|(_, name)| group.has_left(name));
         Self {
+            unsubscribed: unread.map(|(id, _)| id).collect(),
             name: name.clone(),
             members: group.members().len(),
             changed_us: group.offsets().map(|(_, row)| row.changed_us()).max(),
@@ -44,17 +49,22 @@ pub(super) fn groups(page: &mut MetricsPage, node: &Node, shard: &Shard) {
     }
     let listed = shard.read_groups(listed);
     page.put(MetricName::UnlistedGroups, &[id], groups.saturating_sub(listed.len()) as u64);
-    for ListedGroup { name, members, changed_us, offsets } in listed {
+    for ListedGroup { name, members, changed_us, offsets, unsubscribed } in listed {
         page.put(MetricName::GroupMemberCount, &[&name], members as u64);
         if let Some(changed_us) = changed_us {
             page.put_f64(MetricName::GroupLastCommit, &[&name], changed_us as f64 / 1e6);
         }
         for (key, offset) in offsets {
             let Some(topic) = node.topic_of(key.topic_id) else { continue };
-            let Some(watermarks) = node.watermarks_of(key) else { continue };
-            let lag = watermarks.high_watermark.saturating_sub(offset);
+            let Some(bounds) = node.known_watermarks(key, offset) else { continue };
+            let OffsetLag { lag, lost } = OffsetLag::new(offset, bounds);
             let labels = [&*name, &topic.name, &key.number.to_string()];
+            if unsubscribed.contains(&key.topic_id) {
+                page.put(MetricName::GroupUnsubscribedLag, &labels, lag);
+                continue;
+            }
             page.put(MetricName::GroupLag, &labels, lag);
+            page.put(MetricName::GroupLost, &labels, lost);
         }
     }
 }
@@ -80,8 +90,9 @@ mod tests {
         let update = |number| OffsetUpdate { number, offset: Some(7), metadata: String::new() };
         let offsets = (0..partitions).map(update).collect();
         let topics = vec![TopicOffsets { topic_id: 1, name: "t".to_owned(), offsets }];
-        let change = GroupChange::Commit { member: None, topics, at_us: index };
-        let command = GroupCommand { group: group.to_owned(), change };
+        let change =
+            GroupChange::Commit { member: None, offsets_epoch: None, topics, at_us: index };
+        let command = GroupCommand { group: group.to_owned(), change, is_ordered: true };
         table.apply(index, &command, &mut Vec::new()).unwrap();
     }
 

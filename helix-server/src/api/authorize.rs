@@ -190,6 +190,12 @@ methods! {
             }
             check.partitions(Operation::Describe, &it.offsets)
         };
+        ForgetGroupTopic(ForgetGroupTopicRequest) Control
+            "alter on the group, describe on the topic"
+            => |it, check| {
+            check.one(Operation::Alter, Resource::Group(&it.group))?;
+            check.one(Operation::Describe, Resource::Topic(&it.topic))
+        };
         DeleteGroup(DeleteGroupRequest) Control
             "delete on the group"
             => |it, check|
@@ -447,6 +453,17 @@ impl Visibility {
 
     pub(super) fn sees_topic(&self, name: &str) -> bool {
         self.sees(Resource::Topic(name))
+    }
+
+    /// Returns whether the caller sees a subscribed name, or every topic that a pattern can match.
+    pub(super) fn sees_subscription(&self, text: &str) -> bool {
+        let Some(rules) = self.0.as_ref() else { return true };
+        match text.split_once('*') {
+            Some((prefix, _)) if is_pattern(text) => {
+                rules.allows_prefix(Operation::Describe, Kind::Topic, prefix)
+            }
+            _ => rules.allows(Operation::Describe, Resource::Topic(text)),
+        }
     }
 
     pub(super) fn sees_group(&self, name: &str) -> bool {

@@ -151,18 +151,25 @@ impl DeliveryState<'_> {
         };
         match offset.status() {
             CommitStatus::BelowLogStart | CommitStatus::AboveHighWatermark => {
-                let (start, end) = (offset.log_start_offset, offset.high_watermark);
+                let start = offset.log_start_offset.unwrap_or_default();
+                let end = offset.high_watermark.unwrap_or_default();
                 let detail = format!("the committed offset is out of {start}..{end}");
                 DeliveryReason::new(DeliveryStatus::OffsetOutOfRange, detail)
             }
-            _ if offset.lag == 0 => {
-                DeliveryReason::new(DeliveryStatus::NoNewRecords, "everything is committed")
-            }
-            _ if owner.is_throttled => throttled(),
-            _ => {
-                let detail = format!("{id} has {} records to commit", offset.lag);
-                DeliveryReason::new(DeliveryStatus::Flowing, detail)
-            }
+            _ => match offset.lag {
+                None => {
+                    let detail = "the partition's leader does not answer, so its end is unknown";
+                    DeliveryReason::new(DeliveryStatus::NoLeader, detail)
+                }
+                Some(0) => {
+                    DeliveryReason::new(DeliveryStatus::NoNewRecords, "everything is committed")
+                }
+                Some(_) if owner.is_throttled => throttled(),
+                Some(lag) => {
+                    let detail = format!("{id} has {lag} records to commit");
+                    DeliveryReason::new(DeliveryStatus::Flowing, detail)
+                }
+            },
         }
     }
 }
@@ -196,9 +203,9 @@ mod tests {
     fn commit(status: CommitStatus, lag: u64) -> OffsetAndLag {
         OffsetAndLag {
             status: status.into(),
-            lag,
-            log_start_offset: 3,
-            high_watermark: 9,
+            lag: (status != CommitStatus::Unknown).then_some(lag),
+            log_start_offset: Some(3),
+            high_watermark: Some(9),
             ..OffsetAndLag::default()
         }
     }
@@ -251,6 +258,7 @@ mod tests {
             (CommitStatus::Valid, 4, S::Flowing, "a has 4 records to commit"),
             (CommitStatus::BelowLogStart, 4, S::OffsetOutOfRange, "out of 3..9"),
             (CommitStatus::AboveHighWatermark, 0, S::OffsetOutOfRange, "out of 3..9"),
+            (CommitStatus::Unknown, 0, S::NoLeader, "its end is unknown"),
         ] {
             let offset = commit(status, lag);
             expect(&DeliveryState { offset: Some(&offset), ..owned() }, expected, words);

@@ -8,10 +8,10 @@ use std::time::Duration;
 use helix_proto::log::v1::group_service_server::GroupService;
 use helix_proto::log::v1::{
     CommitOffsetsRequest, CommitOffsetsResponse, CommittedOffset, DeleteGroupRequest,
-    DeleteGroupResponse, DescribeGroupRequest, DescribeGroupResponse, GetOffsetsRequest,
-    GetOffsetsResponse, GroupSummary, HeartbeatRequest, HeartbeatResponse, LeaveRequest,
-    LeaveResponse, ListGroupsRequest, ListGroupsResponse, SeekGroupRequest, SeekGroupResponse,
-    TopicPartition,
+    DeleteGroupResponse, DescribeGroupRequest, DescribeGroupResponse, ForgetGroupTopicRequest,
+    ForgetGroupTopicResponse, GetOffsetsRequest, GetOffsetsResponse, GroupSummary,
+    HeartbeatRequest, HeartbeatResponse, LeaveRequest, LeaveResponse, ListGroupsRequest,
+    ListGroupsResponse, SeekGroupRequest, SeekGroupResponse, TopicPartition,
 };
 use tonic::{Request, Response, Status};
 
@@ -31,8 +31,8 @@ use crate::limits::{
 };
 use crate::log::{
     CommittedRow, CommittingMember, ConsumerGroup, GroupChange, GroupRefusal, GroupTable,
-    MemberReport, MemberSpec, MemberView, OffsetUpdate, PARTITIONS_PER_GROUP_MAX, PartitionKey,
-    Refusal, TopicOffsets, Watermarks, is_pattern,
+    MemberReport, MemberSpec, MemberView, OffsetLag, OffsetUpdate, PARTITIONS_PER_GROUP_MAX,
+    PartitionKey, Refusal, TopicOffsets, Watermarks, is_pattern,
 };
 use crate::node::{AuthMode, Node};
 use crate::shard::{HeartbeatDetails, Shard};
@@ -163,13 +163,21 @@ impl GroupHandler {
         &self,
         request: CommitOffsetsRequest,
         call: Option<&CallMemory>,
-    ) -> Result<(), Status> {
+    ) -> Result<CommitOffsetsResponse, Status> {
         check_group(&request.group)?;
         check_id("member_id", &request.member_id, 0)?;
         if request.member_id.is_empty() && request.member_epoch != 0 {
             return Err(invalid("member_epoch", "is for a commit with a member_id").into());
         }
+        if request.member_id.is_empty() && request.sequence != 0 {
+            return Err(invalid("sequence", "is for a commit with a member_id").into());
+        }
+        if !request.member_id.is_empty() && request.offsets_epoch.is_some() {
+            let what = "is for a commit without a member_id; a member numbers its commits";
+            return Err(invalid("offsets_epoch", what).into());
+        }
         let count = request.offsets.len() as u64;
+        let named_only = named_only(&request.offsets);
         let topics = self.new_offsets(request.offsets).await?;
         let shard = match request.member_id.is_empty() {
             true => self.node.find_or_place_group(&request.group).await?,
@@ -194,30 +202,51 @@ impl GroupHandler {
             ..CommitOffsetsRequest::default()
         };
         let rights = HeldRights::new(&self.node, call, held);
-        let (member_id, epoch) = (request.member_id, request.member_epoch);
-        let member = (!member_id.is_empty()).then_some(CommittingMember { member_id, epoch });
+        let CommitOffsetsRequest { member_id, member_epoch: epoch, sequence, .. } = request;
+        let (group, offsets_epoch) = (request.group.as_str(), request.offsets_epoch);
+        let is_member = !member_id.is_empty();
+        let member = is_member.then_some(CommittingMember { member_id, epoch, sequence });
         let at_us = self.node.clock().now_us();
-        let committed = async {
+        let checked = async {
             shard.ready().await?;
-            let check =
-                |groups: &GroupTable| groups.check_commit(&request.group, member.as_ref(), &topics);
+            let check = |groups: &GroupTable| {
+                groups.check_commit(group, member.as_ref(), offsets_epoch, &topics)
+            };
             shard.read_groups(check).map_err(Refusal::from)?;
-            rights.check()?;
-            let commit = GroupChange::Commit { member, topics, at_us };
-            shard.change_group(&request.group, commit).await
+            let of_group = shard.read_groups(|groups| groups.snapshot(group));
+            check_named_topics(of_group.as_deref(), &topics, &named_only)
         };
-        match committed.await {
-            Ok(()) => {
-                self.node.metrics().on_group_commit(count);
-                Ok(())
+        if let Err(error) = checked.await {
+            return Err(self.commit_status(&shard, &names, error).await);
+        }
+        // After the group has accepted the commit: it may have to ask leaders of partitions.
+        group_offsets::check_ends(&self.node, &topics).await?;
+        rights.check()?;
+        let commit = GroupChange::Commit { member, offsets_epoch, topics: topics.clone(), at_us };
+        if let Err(error) = shard.change_group(group, commit).await {
+            return Err(self.commit_status(&shard, &names, error).await);
+        }
+        self.node.metrics().on_group_commit(count);
+        let next_epoch = shard.read_groups(|groups| {
+            let group = groups.get(group).filter(|_| groups.is_ordered() && !is_member);
+            group.and_then(|group| group.epoch_after_commit(offsets_epoch, &topics))
+        });
+        Ok(CommitOffsetsResponse { offsets_epoch: next_epoch })
+    }
+
+    /// Returns the status of a failed commit, which names the partition that failed.
+    async fn commit_status(
+        &self,
+        shard: &Shard,
+        names: &BTreeMap<u64, String>,
+        error: Error,
+    ) -> Status {
+        match failed_partition(&error) {
+            Some(partition) => {
+                let topic = names.get(&partition.topic_id).map_or("", String::as_str);
+                status_at(&error, topic, partition.number)
             }
-            Err(error) => match not_owned(&error) {
-                Some(partition) => {
-                    let topic = names.get(&partition.topic_id).map_or("", String::as_str);
-                    Err(status_at(&error, topic, partition.number))
-                }
-                None => Err(shard.redirect(error).await.into()),
-            },
+            None => shard.redirect(error).await.into(),
         }
     }
 
@@ -280,22 +309,9 @@ impl GroupHandler {
             let Some(group) = shard.read_groups(|groups| groups.snapshot(&name)) else {
                 continue;
             };
-            let lags = group.offsets().filter_map(|(key, row)| {
-                let topic = self.node.topic_of(key.topic_id)?;
-                if !visible.sees_topic(&topic.name) {
-                    return None;
-                }
-                let high_watermark = self.node.watermarks_of(key)?.high_watermark;
-                Some(high_watermark.saturating_sub(row.offset()?))
-            });
             let uncommitted_lag = self.uncommitted_lag(&group, visible);
-            groups.push(GroupSummary {
-                uncommitted_lag,
-                group: name.to_string(),
-                member_count: u32::try_from(group.members().len()).unwrap_or(u32::MAX),
-                total_lag: lags.sum(),
-                state: group_describe::state_of(&group).into(),
-            });
+            let summary = self.summary(&name, &group, visible);
+            groups.push(GroupSummary { uncommitted_lag, ..summary });
         }
         Ok(ListGroupsResponse { groups, next_page_token })
     }
@@ -307,7 +323,8 @@ impl GroupHandler {
         let topics: BTreeSet<u64> =
             assigned.chain(group.offsets().map(|(key, _)| key.topic_id)).collect();
         let topics = topics.into_iter().filter_map(|topic_id| self.node.topic_of(topic_id));
-        let keys = topics.filter(|topic| visible.sees_topic(&topic.name)).flat_map(|topic| {
+        let is_read = |name: &str| visible.sees_topic(name) && !group.has_left(name);
+        let keys = topics.filter(|topic| is_read(&topic.name)).flat_map(|topic| {
             let topic_id = topic.id;
             (0..topic.partition_count).map(move |number| PartitionKey { topic_id, number })
         });
@@ -318,6 +335,39 @@ impl GroupHandler {
             Some(high_watermark.saturating_sub(log_start))
         });
         readable.fold(0, u64::saturating_add)
+    }
+
+    fn summary(&self, name: &str, group: &ConsumerGroup, visible: &Visibility) -> GroupSummary {
+        let mut summary = GroupSummary {
+            group: name.to_owned(),
+            member_count: u32::try_from(group.members().len()).unwrap_or(u32::MAX),
+            state: group_describe::state_of(group).into(),
+            ..GroupSummary::default()
+        };
+        // Rows are in the order of their topics: the id, and whether no member reads the topic.
+        let mut known: Option<(u64, Option<bool>)> = None;
+        for (key, row) in group.offsets() {
+            let Some(offset) = row.offset() else { continue };
+            if known.is_none_or(|(id, _)| id != key.topic_id) {
+                let topic = self.node.topic_of(key.topic_id);
+                let topic = topic.filter(|topic| visible.sees_topic(&topic.name));
+                known = Some((key.topic_id, topic.map(|it| group.has_left(&it.name))));
+            }
+            let Some((_, Some(is_unread))) = known else { continue };
+            match self.node.known_watermarks(key, offset) {
+                None => summary.unknown_lags += 1,
+                Some(bounds) => {
+                    let OffsetLag { lag, lost } = OffsetLag::new(offset, bounds);
+                    if is_unread {
+                        summary.unsubscribed_lag += lag;
+                    } else {
+                        summary.total_lag += lag;
+                        summary.total_lost += lost;
+                    }
+                }
+            }
+        }
+        summary
     }
 
     async fn delete(&self, request: DeleteGroupRequest) -> Result<()> {
@@ -392,12 +442,36 @@ fn named_topics<'a>(names: impl Iterator<Item = &'a String>) -> Vec<CommittedOff
     names.map(offset).collect()
 }
 
-fn not_owned(error: &Error) -> Option<PartitionKey> {
+fn failed_partition(error: &Error) -> Option<PartitionKey> {
     let Error::Refused(Refusal::Group(refusal)) = error else { return None };
     match **refusal {
         GroupRefusal::NotOwned { partition, .. } => Some(partition),
+        GroupRefusal::StaleCommit(stale) => stale.partition,
         _ => None,
     }
+}
+
+/// Returns the topics that offsets name without an id.
+fn named_only(offsets: &[CommittedOffset]) -> BTreeSet<String> {
+    let partitions = offsets.iter().filter_map(|offset| offset.partition.as_ref());
+    partitions.filter(|it| it.topic_id == 0).map(|it| it.topic.clone()).collect()
+}
+
+/// Checks that a topic that is named without an id is not a later one than that of the group's
+/// offsets: the commit may be of the earlier one.
+fn check_named_topics(
+    group: Option<&ConsumerGroup>,
+    topics: &[TopicOffsets],
+    named_only: &BTreeSet<String>,
+) -> Result<()> {
+    for topic in topics.iter().filter(|topic| named_only.contains(&topic.name)) {
+        let earlier = group.and_then(|group| group.earlier_topic(topic.topic_id, &topic.name));
+        if let Some(expected) = earlier {
+            let (topic, current) = (topic.name.clone(), topic.topic_id);
+            return Err(Error::TopicRecreated { topic, expected, current });
+        }
+    }
+    Ok(())
 }
 
 fn invalid(field: &'static str, what: &str) -> Error {
@@ -489,8 +563,7 @@ impl GroupService for GroupHandler {
     ) -> Result<Response<CommitOffsetsResponse>, Status> {
         authorize_request(&self.node, &request)?;
         let call = call_memory(&request);
-        self.commit(request.into_inner(), call.as_deref()).await?;
-        Ok(Response::new(CommitOffsetsResponse {}))
+        Ok(Response::new(self.commit(request.into_inner(), call.as_deref()).await?))
     }
 
     async fn get_offsets(
@@ -537,6 +610,15 @@ impl GroupService for GroupHandler {
         authorize_change(&self.node, &request).await?;
         let sought = group_offsets::seek(&self.node, self, request.into_inner()).await?;
         Ok(Response::new(sought))
+    }
+
+    async fn forget_group_topic(
+        &self,
+        request: Request<ForgetGroupTopicRequest>,
+    ) -> Result<Response<ForgetGroupTopicResponse>, Status> {
+        authorize_change(&self.node, &request).await?;
+        let forgotten = group_offsets::forget_topic(&self.node, request.into_inner()).await?;
+        Ok(Response::new(forgotten))
     }
 
     async fn delete_group(

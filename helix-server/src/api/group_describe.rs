@@ -13,7 +13,8 @@ use tokio::time::Instant;
 use super::authorize::Visibility;
 use super::delivery_reason::{DeliveryOwner, DeliveryReason, DeliveryState, Unassigned};
 use super::group::{wire_duration, wire_partitions};
-use super::group_offsets::{offset_and_lag, read_group};
+use super::group_lag::LagView;
+use super::group_offsets::read_group;
 use super::group_pages::{GroupPageRequest, GroupRowKey};
 use super::{time, wire_shard_id};
 use crate::error::Result;
@@ -23,7 +24,7 @@ use crate::limits::{
 use crate::log::{
     CommittedRow, ConsumerGroup, GroupMember, MatchedTopic, OffsetEvent, OffsetEventKind,
     PARTITIONS_PER_GROUP_MAX, PartitionKey, SortedMap, TOPICS_PER_GROUP_MAX, Watermarks,
-    is_pattern, within_limits,
+    within_limits,
 };
 use crate::node::Node;
 use crate::shard::{MemberSession, Shard};
@@ -72,11 +73,13 @@ pub(super) async fn describe(
     let rows = members.chain(keys.into_iter().map(GroupRowKey::Partition));
     let page = page.cut(rows, |row| description.row_bytes(row));
     page.reserve(call).await?;
+    let shown = page.rows.iter().filter_map(GroupRowKey::partition);
+    let lags = LagView::new(node, &group, shown).await;
     let (mut members, mut partitions) = (Vec::new(), Vec::new());
     for row in &page.rows {
         match row {
             GroupRowKey::Member(id) => members.extend(description.member(id)),
-            GroupRowKey::Partition(key) => partitions.push(description.partition(*key)),
+            GroupRowKey::Partition(key) => partitions.push(description.partition(*key, &lags)),
         }
     }
     Ok(DescribeGroupResponse {
@@ -224,11 +227,14 @@ impl Description<'_> {
         let session = self.sessions.get(id);
         let heard = session.and_then(|session| session.last_heartbeat);
         let timeout = Duration::from_millis(member.settings.session_timeout_ms.into());
+        let topics = self.visible_subscriptions(&member.settings.topics);
         Some(MemberDescription {
             member_id: id.to_owned(),
             static_name: member.static_name.to_string(),
             client_name: member.settings.client_name.to_string(),
-            topics: self.visible_subscriptions(&member.settings.topics),
+            hidden_topics: u32::try_from(member.settings.topics.len() - topics.len())
+                .unwrap_or(u32::MAX),
+            topics,
             member_epoch: session.map_or(0, |session| session.epoch),
             session_timeout: Some(wire_duration(timeout)),
             since_heartbeat: heard.map(|heard| wire_duration(heard.elapsed())),
@@ -241,10 +247,9 @@ impl Description<'_> {
         self.topics.get(&key.topic_id).map_or("", |topic| &*topic.name)
     }
 
-    /// Returns the names that the caller may see, and every pattern.
+    /// Returns the names that the caller may see, and the patterns of only such topics.
     fn visible_subscriptions(&self, topics: &[String]) -> Vec<String> {
-        let is_visible = |topic: &&String| is_pattern(topic) || self.visible.sees_topic(topic);
-        topics.iter().filter(is_visible).cloned().collect()
+        topics.iter().filter(|text| self.visible.sees_subscription(text)).cloned().collect()
     }
 
     fn visible_partitions(
@@ -256,12 +261,12 @@ impl Description<'_> {
         partitions
     }
 
-    fn partition(&self, key: PartitionKey) -> GroupPartition {
+    fn partition(&self, key: PartitionKey, lags: &LagView<'_>) -> GroupPartition {
         let topic = self.topic_name(key).to_owned();
         let owner = self.owners.get(&key).map(|id| id.to_string());
         let target = self.targets.get(&key).map(|id| (*id).to_owned());
         let row = self.group.offset(key);
-        let offset = row.and_then(|row| offset_and_lag(self.node, topic.clone(), key, row));
+        let offset = row.and_then(|row| lags.offset_and_lag(topic.clone(), key, row));
         let reason = self.reason(key, owner.as_deref(), target.as_deref(), offset.as_ref());
         let history = row.filter(|_| self.include_history).map(history).unwrap_or_default();
         GroupPartition {

@@ -2,28 +2,32 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use helix_proto::log::v1::{
-    CommitStatus, CommittedOffset, GetOffsetsRequest, GetOffsetsResponse, OffsetAndLag,
-    SeekGroupRequest, SeekGroupResponse, SoughtOffset, TopicPartition,
+    CommittedOffset, ForgetGroupTopicRequest, ForgetGroupTopicResponse, GetOffsetsRequest,
+    GetOffsetsResponse, SeekGroupRequest, SeekGroupResponse, SoughtOffset, TopicPartition,
 };
 use tonic::Status;
 
 use super::authorize::Visibility;
 use super::group::{GroupHandler, check_group};
+use super::group_lag::LagView;
 use super::group_pages::{GroupPageRequest, GroupRowKey};
 use super::status::status_at;
-use super::time;
 use crate::clock::Clock;
+use crate::cluster::is_topic_name;
 use crate::error::{Error, Result};
 use crate::limits::{
     COMMIT_BYTES_MAX, GROUP_PARTITION_BYTES, MEMBER_ID_BYTES_MAX, OFFSETS_PER_COMMIT_MAX,
 };
 use crate::log::{
-    CommittedRow, ConsumerGroup, GroupChange, OffsetUpdate, PartitionKey, SeekOrigin,
+    CommittedRow, ConsumerGroup, GroupChange, OffsetUpdate, PartitionKey, Refusal, SeekOrigin,
     TOPICS_PER_GROUP_MAX, TopicOffsets, Watermarks,
 };
 use crate::node::Node;
+use crate::protocol::COMMIT_ORDER;
+use crate::quote::quote;
 use crate::shard::Shard;
 use crate::transport::CallMemory;
 
@@ -36,7 +40,8 @@ pub(super) async fn get(
 ) -> Result<GetOffsetsResponse> {
     let page = GroupPageRequest::parse(request.page_size, &request.page_token)?;
     let requested = requested_topics(&request.topics)?;
-    let group = read_group(node, &request.group).await?;
+    let read = read_group_with_epoch(node, &request.group, request.allow_missing).await?;
+    let (group, offsets_epoch) = read;
     let names: BTreeMap<u64, String> =
         group.topic_names().map(|(id, name)| (id, name.to_string())).collect();
     let is_requested = |key: &PartitionKey| {
@@ -61,10 +66,16 @@ pub(super) async fn get(
     };
     let page = page.cut(rows, row_bytes);
     page.reserve(call).await?;
+    let shown = page.rows.iter().filter_map(GroupRowKey::partition);
+    let lags = LagView::new(node, &group, shown).await;
     let offsets = page.rows.iter().filter_map(found);
     let offsets =
-        offsets.filter_map(|(key, row)| offset_and_lag(node, name(key).to_owned(), key, row));
-    Ok(GetOffsetsResponse { offsets: offsets.collect(), next_page_token: page.next_page_token })
+        offsets.filter_map(|(key, row)| lags.offset_and_lag(name(key).to_owned(), key, row));
+    Ok(GetOffsetsResponse {
+        offsets: offsets.collect(),
+        next_page_token: page.next_page_token,
+        offsets_epoch,
+    })
 }
 
 /// Returns the topics that a request names, each once.
@@ -78,53 +89,35 @@ fn requested_topics(topics: &[String]) -> Result<BTreeSet<&str>> {
 
 /// Returns a group's state, from its coordinator.
 pub(super) async fn read_group(node: &Node, name: &str) -> Result<Arc<ConsumerGroup>> {
+    Ok(read_group_with_epoch(node, name, false).await?.0)
+}
+
+/// Like [`read_group`], with the epoch of the offsets once the cluster's protocol has it. A group
+/// that may be missing is empty then.
+async fn read_group_with_epoch(
+    node: &Node,
+    name: &str,
+    may_be_missing: bool,
+) -> Result<(Arc<ConsumerGroup>, Option<u64>)> {
     check_group(name)?;
-    let shard = node.find_group(name).await?;
+    let has_epoch = node.cluster().protocol() >= COMMIT_ORDER;
+    let shard = match node.find_group(name).await {
+        Err(Error::GroupNotFound { .. }) if may_be_missing => {
+            return Ok((Arc::default(), has_epoch.then_some(0)));
+        }
+        found => found?,
+    };
     if let Err(error) = shard.ready().await {
         return Err(shard.redirect(error).await);
     }
-    let group = shard.read_groups(|groups| groups.snapshot(name));
-    group.ok_or_else(|| Error::GroupNotFound { group: name.to_owned() })
-}
-
-/// Returns a committed offset with lag; `None` if there is none.
-pub(super) fn offset_and_lag(
-    node: &Node,
-    topic: String,
-    key: PartitionKey,
-    row: &CommittedRow,
-) -> Option<OffsetAndLag> {
-    let offset = row.offset()?;
-    let located = node.locate_key(key).and_then(|(_, shard, partition)| {
-        let is_leader = shard.is_leader();
-        Some((shard.watermarks(partition).ok()?, is_leader))
-    });
-    let status = match located {
-        None if node.topic_of(key.topic_id).is_none() => CommitStatus::TopicDeleted,
-        Some((Watermarks { log_start, .. }, _)) if offset < log_start => {
-            CommitStatus::BelowLogStart
-        }
-        Some((Watermarks { high_watermark, .. }, true)) if offset > high_watermark => {
-            CommitStatus::AboveHighWatermark
-        }
-        Some(_) | None => CommitStatus::Valid,
+    let (group, epoch) =
+        shard.read_groups(|groups| (groups.snapshot(name), groups.offsets_epoch(name)));
+    let missing = || Error::GroupNotFound { group: name.to_owned() };
+    let group = match group {
+        None if may_be_missing => Arc::default(),
+        group => group.ok_or_else(missing)?,
     };
-    let Watermarks { log_start, mut high_watermark } =
-        located.map(|(watermarks, _)| watermarks).unwrap_or_default();
-    if located.is_some_and(|(_, is_leader)| !is_leader) {
-        // A follower may be behind; what was committed was readable.
-        high_watermark = high_watermark.max(offset);
-    }
-    let partition = TopicPartition { topic, partition: key.number, topic_id: key.topic_id };
-    let metadata = row.metadata().to_owned();
-    Some(OffsetAndLag {
-        committed: Some(CommittedOffset { partition: Some(partition), offset, metadata }),
-        high_watermark,
-        lag: high_watermark.saturating_sub(offset),
-        log_start_offset: log_start,
-        status: status.into(),
-        committed_at: Some(time::to_timestamp(row.changed_us())),
-    })
+    Ok((group, has_epoch.then_some(epoch)))
 }
 
 /// Sets offsets of a group without members, or takes back the last seek.
@@ -149,17 +142,14 @@ pub(super) async fn seek(
     let (shard, topics) = if request.undo {
         let group = read_group(node, &request.group).await?;
         let only = requested_topics(&request.topics)?;
-        (node.find_group(&request.group).await?, undone(&group, &only)?)
+        let topics = undone(node, &group, &only)?;
+        check_all_readable(node, &topics).await?;
+        (node.find_group(&request.group).await?, topics)
     } else {
         // First, as it checks that the cluster's protocol has groups.
         let shard = node.find_or_place_group(&request.group).await?;
         let topics = handler.new_offsets(request.offsets).await?;
-        for topic in &topics {
-            for update in &topic.offsets {
-                let checked = check_readable(node, topic, update).await;
-                checked.map_err(|error| status_at(&error, &topic.name, update.number))?;
-            }
-        }
+        check_all_readable(node, &topics).await?;
         (shard, topics)
     };
     let origin = SeekOrigin { by: request.by, is_undo: request.undo };
@@ -181,7 +171,7 @@ async fn change(
     shard.ready().await?;
     let is_empty = topics.is_empty();
     let group = shard.read_groups(|groups| groups.snapshot(name)).unwrap_or_default();
-    group.check_no_members().map_err(crate::log::Refusal::from)?;
+    group.check_no_members().map_err(Refusal::from)?;
     let mut sought = Vec::new();
     for topic in &topics {
         for (key, update) in topic.updates() {
@@ -205,6 +195,53 @@ async fn change(
     Ok(sought)
 }
 
+/// Checks that each offset is readable, or the high watermark. A removed one is not checked.
+async fn check_all_readable(node: &Node, topics: &[TopicOffsets]) -> Result<(), Status> {
+    for topic in topics {
+        for update in topic.offsets.iter().filter(|update| update.offset.is_some()) {
+            let checked = check_readable(node, topic, update).await;
+            checked.map_err(|error| status_at(&error, &topic.name, update.number))?;
+        }
+    }
+    Ok(())
+}
+
+/// Checks that no offset is beyond the end of its partition. One below its start is no error: the
+/// records may have been removed after the member read them.
+pub(super) async fn check_ends(node: &Node, topics: &[TopicOffsets]) -> Result<(), Status> {
+    // Shards whose replicas here have everything that was acknowledged before the call.
+    let mut fresh = BTreeSet::new();
+    for topic in topics {
+        for (key, update) in topic.updates() {
+            let end = |it: Watermarks| it.high_watermark >= update.offset.unwrap_or_default();
+            if node.watermarks_of(key).is_some_and(end) {
+                continue;
+            }
+            let checked = check_end(node, topic, update, &mut fresh).await;
+            checked.map_err(|error| status_at(&error, &topic.name, update.number))?;
+        }
+    }
+    Ok(())
+}
+
+async fn check_end(
+    node: &Node,
+    topic: &TopicOffsets,
+    update: &OffsetUpdate,
+    fresh: &mut BTreeSet<u64>,
+) -> Result<()> {
+    let located = node.find(&topic.name, topic.topic_id, update.number).await?;
+    if fresh.insert(located.shard.id()) {
+        node.cluster().catch_up_shard(&located.shard).await?;
+    }
+    let watermarks = located.shard.watermarks(located.partition)?;
+    let requested = update.offset.unwrap_or_default();
+    if requested <= watermarks.high_watermark {
+        return Ok(());
+    }
+    Err(Error::OffsetOutOfRange { requested, watermarks })
+}
+
 /// Checks that an offset is readable, or the high watermark.
 async fn check_readable(node: &Node, topic: &TopicOffsets, update: &OffsetUpdate) -> Result<()> {
     let located = node.find(&topic.name, topic.topic_id, update.number).await?;
@@ -222,13 +259,15 @@ async fn check_readable(node: &Node, topic: &TopicOffsets, update: &OffsetUpdate
     Err(Error::OffsetOutOfRange { requested, watermarks })
 }
 
-/// Returns the offsets before the last seek of each partition in these topics, or in all.
-fn undone(group: &ConsumerGroup, only: &BTreeSet<&str>) -> Result<Vec<TopicOffsets>> {
+/// Returns the offsets before the last seek of each partition in these topics, or in all. Deleted
+/// topics stay as they are.
+fn undone(node: &Node, group: &ConsumerGroup, only: &BTreeSet<&str>) -> Result<Vec<TopicOffsets>> {
     let mut topics = Vec::new();
     let mut bytes = 0;
     let mut count = 0;
     for (topic_id, name) in group.topic_names() {
-        if !only.is_empty() && !only.contains(&**name) {
+        let is_meant = only.is_empty() || only.contains(&**name);
+        if !is_meant || node.topic_of(topic_id).is_none() {
             continue;
         }
         let rows = group.offsets().filter(|(key, _)| key.topic_id == topic_id);
@@ -258,4 +297,45 @@ fn undone(group: &ConsumerGroup, only: &BTreeSet<&str>) -> Result<Vec<TopicOffse
         return Err(Error::InvalidArgument { field: "topics", what });
     }
     Ok(topics)
+}
+
+/// Longest wait for the protocol of a new cluster.
+const PROTOCOL_WAIT_MAX: Duration = Duration::from_secs(1);
+
+/// Forgets the offsets of a topic that no member reads.
+pub(super) async fn forget_topic(
+    node: &Node,
+    request: ForgetGroupTopicRequest,
+) -> Result<ForgetGroupTopicResponse> {
+    let ForgetGroupTopicRequest { group: name, topic, topic_id, validate_only } = request;
+    check_group(&name)?;
+    if !is_topic_name(&topic) {
+        let what = format!("{} is not a topic name", quote(&topic));
+        return Err(Error::InvalidArgument { field: "topic", what });
+    }
+    let group = read_group(node, &name).await?;
+    if !node.cluster().wait_protocol(COMMIT_ORDER, PROTOCOL_WAIT_MAX).await {
+        let what = "forgetting a group's topic before every node of the cluster is upgraded";
+        return Err(Error::Unimplemented { what });
+    }
+    group.check_topic_unused(&topic, topic_id).map_err(Refusal::from)?;
+    let mut ids = group.topic_ids(&topic);
+    ids.retain(|id| topic_id == 0 || *id == topic_id);
+    let rows = group.offsets().filter(|(key, _)| ids.contains(&key.topic_id));
+    let offsets = rows.filter_map(|(key, row)| {
+        let partition =
+            TopicPartition { topic: topic.clone(), partition: key.number, topic_id: key.topic_id };
+        let metadata = row.metadata().to_owned();
+        Some(CommittedOffset { partition: Some(partition), offset: row.offset()?, metadata })
+    });
+    let offsets: Vec<CommittedOffset> = offsets.collect();
+    if !validate_only && !ids.is_empty() {
+        let shard = node.find_group(&name).await?;
+        let change = GroupChange::ForgetTopic { topic: topic.clone(), topic_id };
+        if let Err(error) = shard.change_group(&name, change).await {
+            return Err(shard.redirect(error).await);
+        }
+        tracing::info!(group = name, topic, offsets = offsets.len(), "forgot a topic's offsets");
+    }
+    Ok(ForgetGroupTopicResponse { offsets })
 }

@@ -17,6 +17,13 @@ pub(super) enum GroupRowKey {
 }
 
 impl GroupRowKey {
+    pub(super) fn partition(&self) -> Option<PartitionKey> {
+        match self {
+            Self::Partition(key) => Some(*key),
+            Self::Member(_) => None,
+        }
+    }
+
     fn token(&self) -> String {
         match self {
             Self::Member(id) => format!("m{id}"),

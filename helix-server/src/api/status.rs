@@ -172,6 +172,15 @@ fn group_detail(refusal: &GroupRefusal) -> ErrorDetail {
             let member_ids = first.iter().map(|id| id.to_string()).collect();
             ErrorDetail { member_ids, ..detail(R::GroupNotEmpty) }
         }
+        GroupRefusal::TopicInUse { first, .. } => {
+            let member_ids = first.iter().map(|id| id.to_string()).collect();
+            ErrorDetail { member_ids, ..detail(R::GroupNotEmpty) }
+        }
+        GroupRefusal::StaleCommit(stale) => ErrorDetail {
+            offsets_epoch: Some(stale.current),
+            next_sequence: stale.next_sequence(),
+            ..detail(R::StaleCommit)
+        },
         GroupRefusal::LimitReached { limit, .. } | GroupRefusal::BytesReached { limit } => {
             ErrorDetail { limit: Some(*limit as u64), ..detail(R::GroupLimitReached) }
         }
@@ -200,7 +209,9 @@ mod tests {
 
     use super::*;
     use crate::error::{Denial, LeaderHint};
-    use crate::log::{FencingToken, PartitionId, PartitionKey, TokenError, Watermarks};
+    use crate::log::{
+        FencingToken, PartitionId, PartitionKey, StaleCommit, StaleReason, TokenError, Watermarks,
+    };
 
     const RETRY: &str = "retry";
     const FINAL: &str = "final";
@@ -468,6 +479,28 @@ mod tests {
                 group(GroupRefusal::NotEmpty { count: 1, first: vec!["a".into()] }),
                 "GROUP_NOT_EMPTY",
                 precondition,
+                FINAL,
+                false,
+            ),
+            (
+                group(GroupRefusal::TopicInUse {
+                    topic: topic(),
+                    count: 1,
+                    first: vec!["a".into()],
+                }),
+                "GROUP_NOT_EMPTY",
+                precondition,
+                FINAL,
+                false,
+            ),
+            (
+                group(GroupRefusal::StaleCommit(StaleCommit {
+                    partition: None,
+                    current: 4,
+                    why: StaleReason::NoEpoch,
+                })),
+                "STALE_COMMIT",
+                Code::Aborted,
                 FINAL,
                 false,
             ),

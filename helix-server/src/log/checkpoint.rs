@@ -39,8 +39,8 @@ const FORMAT_FORGOTTEN: u32 = 3;
 const FORMAT_GROUPS: u32 = 4;
 /// Format 5 added compaction by key; a state without any is written in an earlier format.
 const FORMAT_COMPACTED: u32 = 5;
-/// Format 6 added owners of producers and checksums of their batches; a state without any is
-/// written in an earlier format.
+/// Format 6 added owners of producers, checksums of their batches and the order of commits; a state
+/// without any of them is written in an earlier format.
 const FORMAT: u32 = 6;
 const FORMAT_MIN: u32 = 1;
 
@@ -98,7 +98,7 @@ impl ShardState {
             });
         let record = StateRecord {
             format: match *forgotten == ForgottenProducers::default() {
-                _ if self.producers.has_owners_or_checksums() => FORMAT,
+                _ if self.producers.has_owners_or_checksums() || self.groups.is_ordered() => FORMAT,
                 _ if self.partitions.values().any(|it| !it.cleanup.is_default()) => {
                     FORMAT_COMPACTED
                 }
@@ -118,7 +118,7 @@ impl ShardState {
             forgotten_ids: forgotten.epochs.keys().copied().collect(),
             forgotten_epochs: forgotten.epochs.values().copied().collect(),
             forgotten_epochs_end: forgotten.epochs_end,
-            groups: Vec::new(),
+            ..StateRecord::default()
         };
         let len = record.encoded_len() + self.groups.estimated_len();
         let mut bytes = Vec::with_capacity(len + SPARE_BYTES);
@@ -131,11 +131,19 @@ impl ShardState {
             part.encode(&mut bytes).expect("a vector grows");
         };
         append(record);
-        // One at a time, to need little memory. Groups are the last field, so these are the bytes
-        // of one record with all of them.
+        // One at a time, to need little memory. Only the last fields follow the groups, so these
+        // are the bytes of one record with all of them.
         for group in self.groups.records() {
             append(StateRecord { groups: vec![group], ..StateRecord::default() });
         }
+        let (deleted_groups, deleted_group_epochs, forgotten_group_epoch) = self.groups.deletions();
+        append(StateRecord {
+            ordered_commits: self.groups.is_ordered(),
+            deleted_groups,
+            deleted_group_epochs,
+            forgotten_group_epoch,
+            ..StateRecord::default()
+        });
         bytes.into()
     }
 
@@ -187,6 +195,13 @@ impl ShardState {
         for group in record.groups {
             state.groups.restore(group).map_err(CheckpointError::new)?;
         }
+        let restored = state.groups.restore_order(
+            record.ordered_commits,
+            record.deleted_groups,
+            record.deleted_group_epochs,
+            record.forgotten_group_epoch,
+        );
+        restored.map_err(CheckpointError::new)?;
         Ok(state)
     }
 

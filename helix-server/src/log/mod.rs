@@ -39,11 +39,12 @@ pub use command::{
 pub(crate) use command_record::has_no_unknown_fields;
 pub use condition::{Condition, FENCING_TOKEN_BYTES_MAX, FencingToken};
 pub use group::{
-    Assignment, CommittedRow, CommittingMember, ConsumerGroup, GROUPS_PER_SHARD_MAX, GroupChange,
-    GroupCommand, GroupMember, GroupRefusal, GroupTable, MEMBERS_PER_GROUP_MAX, MatchedTopic,
-    MemberReport, MemberSpec, MemberView, OFFSET_HISTORY_MAX, OFFSETS_PER_GROUP_MAX, OffsetEvent,
-    OffsetEventKind, OffsetUpdate, PARTITIONS_PER_GROUP_MAX, PATTERNS_PER_GROUP_MAX, PartitionKey,
-    ReportStep, SeekOrigin, SortedMap, SortedSet, TOPICS_PER_GROUP_MAX, TopicOffsets, is_pattern,
+    Assignment, CommittedRow, CommittingMember, ConsumerGroup, DELETED_GROUPS_MAX,
+    GROUPS_PER_SHARD_MAX, GroupChange, GroupCommand, GroupMember, GroupRefusal, GroupTable,
+    MEMBERS_PER_GROUP_MAX, MatchedTopic, MemberReport, MemberSpec, MemberView, OFFSET_HISTORY_MAX,
+    OFFSETS_PER_GROUP_MAX, OffsetEvent, OffsetEventKind, OffsetLag, OffsetUpdate,
+    PARTITIONS_PER_GROUP_MAX, PATTERNS_PER_GROUP_MAX, PartitionKey, ReportStep, SeekOrigin,
+    SortedMap, SortedSet, StaleCommit, StaleReason, TOPICS_PER_GROUP_MAX, TopicOffsets, is_pattern,
     pattern_matches, within_limits,
 };
 pub use head::{BatchHead, HEAD_BYTES_MAX, Head, HeadError, ProducerStamp};

@@ -217,7 +217,12 @@ metrics! {
     GroupMemberCount Gauge "helix_group_current_members" ["group"]
         "Members of the group; reported by its coordinator"
     GroupLag Gauge "helix_group_lag_records" ["group" "topic" "partition"]
-        "Records from the committed offset to the high watermark; reported by the coordinator"
+        "Records to read: from the committed offset or the log start, whichever is later, to the \
+         high watermark; reported by the coordinator"
+    GroupLost Gauge "helix_group_lost_records" ["group" "topic" "partition"]
+        "Offsets that retention or a trim has removed before the group read them"
+    GroupUnsubscribedLag Gauge "helix_group_unsubscribed_lag_records" ["group" "topic" "partition"]
+        "Like helix_group_lag_records, in topics that no member of a group with members reads"
     GroupLastCommit Gauge "helix_group_last_commit_timestamp_seconds" ["group"]
         "Time of the group's last commit or seek, in seconds since the Unix epoch"
     GroupAssignments Counter "helix_group_assignments_total" []

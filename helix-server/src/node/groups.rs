@@ -117,6 +117,14 @@ impl Node {
         shard.watermarks(partition).ok()
     }
 
+    /// Like [`Self::watermarks_of`], if they cover an offset or come from the leader; a follower
+    /// that is behind does not know the end.
+    pub fn known_watermarks(&self, key: PartitionKey, offset: u64) -> Option<Watermarks> {
+        let (_, shard, partition) = self.locate_key(key)?;
+        let watermarks = shard.watermarks(partition).ok()?;
+        (offset <= watermarks.high_watermark || shard.is_leader()).then_some(watermarks)
+    }
+
     /// Returns the topics that a group subscribes to, in the order of their ids.
     pub fn matched_topics(&self, group: &ConsumerGroup) -> Vec<MatchedTopic> {
         matched_topics(self.cluster.machine(), group)

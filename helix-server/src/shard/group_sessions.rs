@@ -110,6 +110,24 @@ impl GroupSessions {
         true
     }
 
+    /// Records that a heartbeat is answered now, after it was held back: that time is not the
+    /// member's silence. Returns `false` as [`Self::touch`] does.
+    #[must_use]
+    pub fn answer(&self, group: &str, view: &MemberView) -> bool {
+        let mut groups = sync::lock(&self.groups);
+        let session = groups.get_mut(group).and_then(|members| members.get_mut(&*view.member_id));
+        let Some(session) = session.filter(|it| it.joined_epoch == view.joined_epoch) else {
+            // This leader, or its term, is another one. It has given the member a whole timeout.
+            return true;
+        };
+        if session.is_ending {
+            return false;
+        }
+        let timeout = Duration::from_millis(view.session_timeout_ms.into());
+        session.expires = session.expires.max(Instant::now() + timeout);
+        true
+    }
+
     /// Gives every member a whole session timeout from now: this leader is new.
     pub fn begin(&self, groups: &GroupTable) {
         let now = Instant::now();
@@ -231,7 +249,7 @@ mod tests {
                 ..MemberSpec::default()
             };
             let change = GroupChange::PutMember { member, take_over: false, joined_epoch: 0 };
-            let command = GroupCommand { group: "g".to_owned(), change };
+            let command = GroupCommand { group: "g".to_owned(), change, is_ordered: true };
             table.apply(index, &command, &mut Vec::new()).unwrap();
         }
         table
@@ -248,8 +266,14 @@ mod tests {
         joined_epoch: u64,
         details: &HeartbeatDetails,
     ) -> bool {
-        let view = MemberView {
-            member_id: id.into(),
+        let view = MemberView { member_id: id.into(), ..view(joined_epoch) };
+        sessions.touch("g", &view, details)
+    }
+
+    /// Returns what the member "a" that joined at this epoch learns.
+    fn view(joined_epoch: u64) -> MemberView {
+        MemberView {
+            member_id: "a".into(),
             topics: Arc::default(),
             epoch: 4,
             joined_epoch,
@@ -257,8 +281,7 @@ mod tests {
             pending: Vec::new(),
             session_timeout_ms: 10_000,
             is_settled: true,
-        };
-        sessions.touch("g", &view, details)
+        }
     }
 
     #[tokio::test(start_paused = true)]
@@ -333,6 +356,42 @@ mod tests {
         assert_eq!(sessions.end_expired("g", &silent), ["a"]);
         sessions.begin(&table(&["a"]));
         assert!(hear(&sessions, "a", 1));
+    }
+
+    /// Two owners overlap if the coordinator gives a partition on before its last owner stops.
+    #[tokio::test(start_paused = true)]
+    async fn members_stop_before_their_partitions_move() {
+        let ms = Duration::from_millis;
+        // Network delays of a heartbeat and of its response, and the time it is held back.
+        for (there, held, back) in [(0, 0, 0), (3, 3_000, 3), (900, 0, 900), (20, 3_333, 800)] {
+            let sessions = GroupSessions::default();
+            sessions.begin(&table(&["a"]));
+            let sent = Instant::now();
+            tokio::time::advance(ms(there)).await;
+            assert!(hear(&sessions, "a", 1));
+            tokio::time::advance(ms(held)).await;
+            assert!(sessions.answer("g", &view(1)));
+            let answered = Instant::now();
+            let stops = sent + ms(10_000);
+            let moves = sessions.next_expiry().unwrap();
+            assert!(stops <= moves, "overlap of {:?}", stops - moves);
+            // Also if the member counted from the response, but for the way of that.
+            assert!(answered + ms(10_000) <= moves);
+            let received = answered + ms(back);
+            assert!((received + ms(10_000)).saturating_duration_since(moves) <= ms(back));
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn answer_extends_no_session_that_ends() {
+        let sessions = GroupSessions::default();
+        sessions.begin(&table(&["a"]));
+        assert!(hear(&sessions, "a", 1));
+        tokio::time::advance(Duration::from_secs(10)).await;
+        assert_eq!(sessions.end_expired("g", &["a".to_owned()]), ["a"]);
+        assert!(!sessions.answer("g", &view(1)));
+        assert_eq!(sessions.expired().len(), 1);
+        assert!(sessions.answer("g", &view(7)), "of another membership");
     }
 
     #[tokio::test(start_paused = true)]

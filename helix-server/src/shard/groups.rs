@@ -121,7 +121,8 @@ impl Shard {
     pub async fn change_group(&self, group: &str, change: GroupChange) -> Result<()> {
         // Held until the entry is applied, so that groups cannot take more memory than batches.
         let _permit = self.permit(entry_bytes(&change)).await?;
-        let command = GroupCommand { group: group.to_owned(), change };
+        let is_ordered = self.machine.orders_commits();
+        let command = GroupCommand { group: group.to_owned(), change, is_ordered };
         self.check_growth(&command)?;
         self.command(ShardCommand::Group(Box::new(command))).await
     }
@@ -236,7 +237,12 @@ impl Shard {
             tokio::select! {
                 () = watch.changed() => {}
                 error = &mut rights_lost => return Err(error),
-                () = tokio::time::sleep_until(deadline) => return Ok(view),
+                () = tokio::time::sleep_until(deadline) => {
+                    if self.sessions.answer(group, &view) {
+                        return Ok(view);
+                    }
+                    // The removal is decided first.
+                }
             }
         }
     }
@@ -320,6 +326,7 @@ fn entry_bytes(change: &GroupChange) -> usize {
                 topics_bytes(topics)
             }
             GroupChange::ForgetTopics { topic_ids } => topic_ids.len() * 8,
+            GroupChange::ForgetTopic { topic, .. } => topic.len(),
             GroupChange::Delete => 0,
         }
 }

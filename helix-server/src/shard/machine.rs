@@ -18,7 +18,7 @@ use crate::log::{
     ShardState, StateLimits, Verdict, Watermarks,
 };
 use crate::peer::Hub;
-use crate::protocol::FORGOTTEN_PRODUCERS;
+use crate::protocol::{COMMIT_ORDER, FORGOTTEN_PRODUCERS};
 use crate::raft::{Machine, to_io};
 use crate::sync;
 
@@ -67,6 +67,11 @@ impl ShardMachine {
             applied: AtomicU64::new(0),
             encoded_bytes: AtomicU64::new(0),
         }
+    }
+
+    /// Returns whether the cluster's protocol judges commits of groups by their order.
+    pub(super) fn orders_commits(&self) -> bool {
+        self.hub.protocol() >= COMMIT_ORDER
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {

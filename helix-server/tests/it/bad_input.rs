@@ -19,13 +19,14 @@ use helix_proto::log::v1::topic_service_client::TopicServiceClient;
 use helix_proto::log::v1::{
     AddNodeRequest, AddPartitionsRequest, AllowAccessRequest, AppendRequest, AppendStreamRequest,
     CommitOffsetsRequest, CreateTokenRequest, CreateTopicRequest, DeleteGroupRequest,
-    DeleteTopicRequest, DescribeGroupRequest, ErrorReason, FetchRequest, GetMetadataRequest,
-    GetOffsetsRequest, GetTopicRequest, HeartbeatRequest, InitProducerRequest, LeaveRequest,
-    ListAccessRequest, ListGroupsRequest, ListQuotasRequest, ListTokensRequest, ListTopicsRequest,
-    RemoveAccessRequest, RemoveNodeRequest, ReplaceNodeRequest, ResolveOffsetsRequest,
-    RevokeTokenRequest, SeekGroupRequest, SetDrainingRequest, SetFencingTokenRequest,
-    SetQuotaRequest, SubscribeRequest, TestAccessRequest, TransferLeaderRequest,
-    TrimPartitionRequest, UpdateTopicRequest, WatchMembershipChangeRequest, WatchMetadataRequest,
+    DeleteTopicRequest, DescribeGroupRequest, ErrorReason, FetchRequest, ForgetGroupTopicRequest,
+    GetMetadataRequest, GetOffsetsRequest, GetTopicRequest, HeartbeatRequest, InitProducerRequest,
+    LeaveRequest, ListAccessRequest, ListGroupsRequest, ListQuotasRequest, ListTokensRequest,
+    ListTopicsRequest, RemoveAccessRequest, RemoveNodeRequest, ReplaceNodeRequest,
+    ResolveOffsetsRequest, RevokeTokenRequest, SeekGroupRequest, SetDrainingRequest,
+    SetFencingTokenRequest, SetQuotaRequest, SubscribeRequest, TestAccessRequest,
+    TransferLeaderRequest, TrimPartitionRequest, UpdateTopicRequest, WatchMembershipChangeRequest,
+    WatchMetadataRequest,
 };
 use prost::Message;
 use prost_types::{FileDescriptorSet, MethodDescriptorProto};
@@ -66,6 +67,7 @@ enum InvalidCall {
     ListGroups(ListGroupsRequest),
     DescribeGroup(DescribeGroupRequest),
     SeekGroup(SeekGroupRequest),
+    ForgetGroupTopic(ForgetGroupTopicRequest),
     DeleteGroup(DeleteGroupRequest),
     CreateToken(CreateTokenRequest),
     ListTokens(ListTokensRequest),
@@ -124,6 +126,7 @@ impl InvalidCall {
             Self::ListGroups(request) => groups.list_groups(request).await.map(drop),
             Self::DescribeGroup(request) => groups.describe_group(request).await.map(drop),
             Self::SeekGroup(request) => groups.seek_group(request).await.map(drop),
+            Self::ForgetGroupTopic(request) => groups.forget_group_topic(request).await.map(drop),
             Self::DeleteGroup(request) => groups.delete_group(request).await.map(drop),
             Self::CreateToken(request) => access.create_token(request).await.map(drop),
             Self::ListTokens(request) => access.list_tokens(request).await.map(drop),

@@ -26,7 +26,8 @@ fn topics(number: u32, offset: u64, metadata: &str) -> Vec<TopicOffsets> {
 }
 
 fn commit(number: u32, offset: u64, metadata: &str) -> GroupChange {
-    GroupChange::Commit { member: None, topics: topics(number, offset, metadata), at_us: 1 }
+    let topics = topics(number, offset, metadata);
+    GroupChange::Commit { member: None, offsets_epoch: None, topics, at_us: 1 }
 }
 
 #[tokio::test]

@@ -29,6 +29,7 @@ mod fleet;
 mod golden;
 mod group_consumer;
 mod group_limits;
+mod group_order;
 mod group_pages;
 mod group_poison;
 mod groups;

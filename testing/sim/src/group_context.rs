@@ -1,7 +1,7 @@
 //! State that the members of a run's consumer group share with the run that checks them.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use helix_checker::GroupChecker;
@@ -21,18 +21,25 @@ pub struct GroupContext {
     is_stopped: Arc<AtomicBool>,
     /// Topics are no longer changed.
     has_fixed_topics: Arc<AtomicBool>,
+    /// Number of the last commit of any member.
+    commits: Arc<AtomicU64>,
 }
 
 impl GroupContext {
     pub fn new(seed: u64) -> Self {
         let name = format!("readers-{seed}").into();
         let (checker, running, sessions) = Default::default();
-        let (is_calm, is_stopped, has_fixed_topics) = Default::default();
-        Self { name, checker, running, sessions, is_calm, is_stopped, has_fixed_topics }
+        let (is_calm, is_stopped, has_fixed_topics, commits) = Default::default();
+        Self { name, checker, running, sessions, is_calm, is_stopped, has_fixed_topics, commits }
     }
 
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// Returns the number of a new commit.
+    pub fn next_commit(&self) -> u64 {
+        self.commits.fetch_add(1, Ordering::Relaxed) + 1
     }
 
     pub fn checker(&self) -> MutexGuard<'_, GroupChecker> {

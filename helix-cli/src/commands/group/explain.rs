@@ -130,8 +130,12 @@ fn of_partition(
 ) -> String {
     let owner = names.get(&partition.owner);
     let offset = partition.offset.as_ref();
-    let lag = offset.map_or(0, |it| it.lag);
-    let behind = format!("{} behind the end", counted(lag, "record"));
+    let lag = offset.and_then(|it| it.lag);
+    let behind = match lag {
+        Some(lag) => format!("{} behind the end", counted(lag, "record")),
+        None => "an unknown number of records behind the end".to_owned(),
+    };
+    let lost = offset.and_then(|it| it.lost).unwrap_or(0);
     match partition.status() {
         DeliveryStatus::Flowing if offset.is_none() => {
             format!("is read by {owner}, which has committed no offset yet")
@@ -144,8 +148,19 @@ fn of_partition(
             format!("has no new records: {owner} has committed all of them")
         }
         DeliveryStatus::Unassigned => {
-            let lag = if lag > 0 { format!(", {behind}") } else { String::new() };
-            format!("is read by no member{lag}: {}", partition.detail)
+            let lag = if lag == Some(0) { String::new() } else { format!(", {behind}") };
+            let lag = if offset.is_some() { lag } else { String::new() };
+            let lost = match lost {
+                0 => String::new(),
+                lost => format!(", {} deleted before it was read", counted(lost, "offset")),
+            };
+            let forget = match (offset.is_some_and(|it| it.unsubscribed), &partition.partition) {
+                (true, Some(at)) => {
+                    format!("; forget its offsets: helix group forget {} {}", group.group, at.topic)
+                }
+                _ => String::new(),
+            };
+            format!("is read by no member{lag}{lost}: {}{forget}", partition.detail)
         }
         DeliveryStatus::WaitingForRelease => {
             let (target, holder) =
@@ -187,10 +202,17 @@ fn out_of_range(
     let at = found.committed.as_ref().map_or(0, |committed| committed.offset);
     let why = match found.status() {
         CommitStatus::BelowLogStart => {
-            let start = found.log_start_offset;
-            format!("was deleted up to {start}, beyond the committed offset {at}")
+            let start = found.log_start_offset.unwrap_or_default();
+            let lost = counted(found.lost.unwrap_or_default(), "offset");
+            format!(
+                "was deleted up to {start}, beyond the committed offset {at}: {lost} deleted \
+                 before it was read"
+            )
         }
-        _ => format!("ends at {}, before the committed offset {at}", found.high_watermark),
+        _ => format!(
+            "ends at {}, before the committed offset {at}",
+            found.high_watermark.unwrap_or_default()
+        ),
     };
     format!("{why}; see helix group reset {} --unreadable", group.group)
 }
@@ -271,9 +293,9 @@ mod tests {
         let committed = CommittedOffset { offset, ..CommittedOffset::default() };
         Some(OffsetAndLag {
             committed: Some(committed),
-            log_start_offset: 20,
-            high_watermark: 40,
-            lag: 40_u64.saturating_sub(offset),
+            log_start_offset: Some(20),
+            high_watermark: Some(40),
+            lag: Some(40_u64.saturating_sub(offset)),
             status: status.into(),
             ..OffsetAndLag::default()
         })

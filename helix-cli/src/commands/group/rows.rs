@@ -15,8 +15,16 @@ pub(crate) struct GroupRow {
     group: String,
     state: &'static str,
     member_count: u32,
-    /// Records to read, also in partitions without a committed offset.
+    /// Records to read in the topics that members may read, also without a committed offset.
     total_lag: u64,
+    /// Offsets that were deleted before the group read them.
+    total_lost: u64,
+    /// Records to read in topics that no member subscribes to.
+    #[schemars(extend("x-wide" = true))]
+    unsubscribed_lag: u64,
+    /// Partitions whose lag the node does not know.
+    #[schemars(extend("x-wide" = true))]
+    unknown_lags: u32,
 }
 
 impl From<proto::GroupSummary> for GroupRow {
@@ -26,6 +34,9 @@ impl From<proto::GroupSummary> for GroupRow {
             group: group.group,
             member_count: group.member_count,
             total_lag: group.total_lag.saturating_add(group.uncommitted_lag),
+            total_lost: group.total_lost,
+            unsubscribed_lag: group.unsubscribed_lag,
+            unknown_lags: group.unknown_lags,
         }
     }
 }
@@ -35,7 +46,13 @@ impl From<proto::GroupSummary> for GroupRow {
 pub(crate) struct GroupDescription {
     group: String,
     state: &'static str,
+    /// Records to read, where known, without topics that no member subscribes to.
     total_lag: u64,
+    /// Offsets that were deleted before the group read them.
+    total_lost: u64,
+    /// Records to read in topics that no member subscribes to.
+    #[schemars(extend("x-wide" = true))]
+    unsubscribed_lag: u64,
     shard_id: u32,
     coordinator_node_id: u64,
     #[schemars(extend("x-wide" = true))]
@@ -55,6 +72,9 @@ struct MemberRow {
     /// Subscribed names and patterns.
     #[schemars(extend("x-wide" = true))]
     topics: Vec<String>,
+    /// Subscribed names and patterns that the caller may not see.
+    #[schemars(extend("x-wide" = true))]
+    hidden_topics: u32,
     /// Epoch of its last heartbeat; 0 until the coordinator has heard from it.
     #[schemars(extend("x-wide" = true))]
     member_epoch: u64,
@@ -79,7 +99,13 @@ struct GroupPartitionRow {
     target: Option<String>,
     /// Next offset to read; null if none is committed.
     offset: Option<u64>,
+    /// Records to read; null if the end is not known.
     lag: Option<u64>,
+    /// Offsets that were deleted before the group read them; null if not known.
+    lost: Option<u64>,
+    /// The group has members, and none subscribes to the topic: not part of its lag.
+    #[schemars(extend("x-wide" = true))]
+    unsubscribed: bool,
     status: &'static str,
     #[schemars(extend("x-wide" = true))]
     log_start_offset: Option<u64>,
@@ -97,12 +123,19 @@ struct GroupPartitionRow {
 
 impl GroupDescription {
     pub(crate) fn new(group: proto::DescribeGroupResponse, names: &ShortNames) -> Self {
-        let lag = |partition: &proto::GroupPartition| partition.offset.as_ref().map(|it| it.lag);
-        let total_lag = group.partitions.iter().filter_map(lag).fold(0, u64::saturating_add);
+        let sum = |is_unread: bool, of: fn(&proto::OffsetAndLag) -> Option<u64>| {
+            let offsets = group.partitions.iter().filter_map(|it| it.offset.as_ref());
+            let offsets = offsets.filter(|it| it.unsubscribed == is_unread);
+            offsets.filter_map(of).fold(0, u64::saturating_add)
+        };
+        let (total_lag, total_lost) = (sum(false, |it| it.lag), sum(false, |it| it.lost));
+        let unsubscribed_lag = sum(true, |it| it.lag);
         let partitions = group.partitions.iter();
         Self {
             state: state_name(group.state()),
             total_lag,
+            total_lost,
+            unsubscribed_lag,
             shard_id: group.shard_id,
             coordinator_node_id: group.coordinator_node_id,
             group_epoch: group.group_epoch,
@@ -121,6 +154,7 @@ impl MemberRow {
             static_name: present(&member.static_name),
             client_name: present(&member.client_name),
             topics: member.topics.clone(),
+            hidden_topics: member.hidden_topics,
             member_epoch: member.member_epoch,
             owned_count: member.owned.len(),
             target_count: member.target.len(),
@@ -143,10 +177,12 @@ impl GroupPartitionRow {
             owner: member(&partition.owner),
             target: member(&partition.target),
             offset: committed.map(|committed| committed.offset),
-            lag: lagging.map(|it| it.lag),
+            lag: lagging.and_then(|it| it.lag),
+            lost: lagging.and_then(|it| it.lost),
+            unsubscribed: lagging.is_some_and(|it| it.unsubscribed),
             status: status_name(partition.status()),
-            log_start_offset: lagging.map(|it| it.log_start_offset),
-            high_watermark: lagging.map(|it| it.high_watermark),
+            log_start_offset: lagging.and_then(|it| it.log_start_offset),
+            high_watermark: lagging.and_then(|it| it.high_watermark),
             committed_at: lagging.and_then(|it| it.committed_at).map(|at| at.to_string()),
             metadata: committed.and_then(|committed| present(&committed.metadata)),
             waiting_for: member(&partition.waiting_for),
@@ -230,6 +266,27 @@ impl From<proto::SoughtOffset> for SoughtRow {
             partition: partition.partition,
             from: sought.from,
             to: sought.to,
+        }
+    }
+}
+
+/// An offset that a group has forgotten.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(crate) struct ForgottenRow {
+    topic: String,
+    partition: u32,
+    topic_id: u64,
+    offset: u64,
+}
+
+impl From<proto::CommittedOffset> for ForgottenRow {
+    fn from(forgotten: proto::CommittedOffset) -> Self {
+        let partition = forgotten.partition.unwrap_or_default();
+        Self {
+            topic: partition.topic,
+            partition: partition.partition,
+            topic_id: partition.topic_id,
+            offset: forgotten.offset,
         }
     }
 }

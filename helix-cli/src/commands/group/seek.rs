@@ -55,7 +55,7 @@ fn is_selected(offset: &OffsetAndLag, only_unreadable: bool) -> bool {
     match offset.status() {
         CommitStatus::TopicDeleted => false,
         CommitStatus::BelowLogStart | CommitStatus::AboveHighWatermark => true,
-        CommitStatus::Valid | CommitStatus::Unspecified => !only_unreadable,
+        CommitStatus::Valid | CommitStatus::Unknown | CommitStatus::Unspecified => !only_unreadable,
     }
 }
 

@@ -27,7 +27,7 @@ pub(crate) struct TopicGroupRow {
     group: String,
     state: &'static str,
     member_count: u32,
-    /// Records behind the end; null if the group's coordinator did not answer.
+    /// Records to read; null if the group's coordinator did not answer, or does not know an end.
     lag: Option<u64>,
 }
 
@@ -47,7 +47,7 @@ pub(crate) async fn of_topic(client: &Client, topic: &str, is_quiet: bool) -> Ve
             let offsets = timeout_at(deadline, admin.group_offsets(&group.group, &[topic])).await;
             let lag = match offsets {
                 Ok(Ok(offsets)) if offsets.is_empty() => return None,
-                Ok(Ok(offsets)) => Some(offsets.iter().map(|it| it.lag).sum()),
+                Ok(Ok(offsets)) => offsets.iter().map(|it| it.lag).sum(),
                 Ok(Err(error)) if error.is(ErrorReason::GroupNotFound) => return None,
                 Ok(Err(_)) | Err(_) => None,
             };

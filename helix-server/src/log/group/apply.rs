@@ -6,7 +6,8 @@ use std::sync::Arc;
 use super::command::{
     Assignment, CommittingMember, GroupChange, GroupCommand, MemberSpec, SeekOrigin, TopicOffsets,
 };
-use super::offsets::{CommittedBy, RowChange, committed_by};
+use super::offsets::{RowChange, committed_by};
+use super::order::{CommitPlace, OffsetEpochs};
 use super::sorted::{SortedMap, SortedSet};
 use super::{
     ConsumerGroup, DROPPED_TOPICS_MAX, GROUPS_PER_SHARD_MAX, GroupMember, GroupRefusal, GroupTable,
@@ -15,6 +16,13 @@ use super::{
 };
 
 type Applied = Result<(), GroupRefusal>;
+
+/// A commit at its index.
+struct CommitStep<'a> {
+    index: u64,
+    offsets_epoch: Option<u64>,
+    topics: &'a [TopicOffsets],
+}
 
 impl GroupTable {
     /// Applies the entry at `index`. Adds the group to `changed` if members may learn something
@@ -26,15 +34,21 @@ impl GroupTable {
         changed: &mut Vec<Arc<str>>,
     ) -> Applied {
         let name = command.group.as_str();
+        // For good: a leader that has not learned of the version yet takes no order away.
+        self.is_ordered |= command.is_ordered;
         let is_commit =
             matches!(command.change, GroupChange::Commit { .. } | GroupChange::Seek { .. });
         let before = self.len_of(name, is_commit);
         let applied = self.change(index, command);
         if let Some((name, group)) = self.groups.get_key_value(name) {
-            // A group without members and offsets has nothing to keep: later epochs are greater.
-            let (name, is_void) = (name.clone(), group.is_void());
+            // A group without members and offsets has nothing to keep but its epoch: later epochs
+            // of members are greater.
+            let (name, is_void, epoch) = (name.clone(), group.is_void(), group.epochs.changed);
             if is_void {
                 self.groups.remove(&name);
+                if epoch > 0 {
+                    self.deleted.insert(name.clone(), epoch);
+                }
             }
             if applied.is_ok() && !is_commit {
                 changed.push(name);
@@ -58,7 +72,11 @@ impl GroupTable {
 
     /// Returns a table of only this group, which later changes leave alone.
     pub fn only(&self, name: &str) -> Self {
-        let mut only = Self::default();
+        let mut only = Self {
+            deleted: self.deleted.only(name),
+            is_ordered: self.is_ordered,
+            ..Self::default()
+        };
         if let Some((name, group)) = self.groups.get_key_value(name) {
             only.bytes = name.len() + group.estimated_len();
             only.groups.insert(name.clone(), group.clone());
@@ -105,34 +123,87 @@ impl GroupTable {
                 let Some(group) = self.get_mut(name) else { return Ok(()) };
                 group.release(member_id, *epoch, partitions);
             }
-            GroupChange::Commit { member: Some(member), topics, at_us } => {
-                let group = self.get_mut(name).ok_or_else(|| unknown_member(member))?;
-                let by = group.check_commit(member, topics)?;
-                group.check_offsets(topics)?;
-                group.store(OffsetEventKind::Commit, &Some(by), topics, *at_us);
-            }
-            GroupChange::Commit { member: None, topics, at_us } => {
-                let group = self.get_or_create(name)?;
-                group.check_no_members()?;
-                group.check_offsets(topics)?;
-                group.store(OffsetEventKind::Commit, &None, topics, *at_us);
+            GroupChange::Commit { member, offsets_epoch, topics, at_us } => {
+                let commit = CommitStep { index, offsets_epoch: *offsets_epoch, topics };
+                self.commit(name, member.as_ref(), &commit, *at_us)?;
             }
             GroupChange::Seek { origin, topics, at_us } => {
+                let is_ordered = self.is_ordered;
                 let group = self.get_or_create(name)?;
                 group.check_no_members()?;
                 group.check_offsets(topics)?;
                 let SeekOrigin { by, is_undo } = origin;
                 let kind = if *is_undo { OffsetEventKind::Undo } else { OffsetEventKind::Seek };
-                group.store(kind, &committed_by(by), topics, *at_us);
+                let (by, place) = (&committed_by(by), CommitPlace::default());
+                group.store(topics, RowChange { kind, by, at_us: *at_us, place });
+                if is_ordered {
+                    group.epochs = OffsetEpochs::after(index);
+                }
             }
             GroupChange::ForgetTopics { topic_ids } => {
+                let is_ordered = self.is_ordered;
                 let Some(group) = self.get_mut(name) else { return Ok(()) };
-                topic_ids.iter().for_each(|topic_id| group.forget_topic(*topic_id));
+                for topic_id in topic_ids {
+                    if group.forget_topic(*topic_id) && is_ordered {
+                        (group.epochs.fence, group.epochs.changed) = (index, index);
+                    }
+                }
+            }
+            GroupChange::ForgetTopic { topic, topic_id } => {
+                let group = self.get_mut(name).ok_or(GroupRefusal::GroupNotFound)?;
+                if group.forget_unread_topic(topic, *topic_id)? {
+                    group.epochs = OffsetEpochs::after(index);
+                }
             }
             GroupChange::Delete => {
                 let group = self.get(name).ok_or(GroupRefusal::GroupNotFound)?;
                 group.check_no_members()?;
-                self.groups.remove(name);
+                if let Some((name, _)) = self.groups.remove_entry(name)
+                    && self.is_ordered
+                {
+                    self.deleted.insert(name, index);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn commit(
+        &mut self,
+        name: &str,
+        member: Option<&CommittingMember>,
+        commit: &CommitStep<'_>,
+        at_us: u64,
+    ) -> Applied {
+        let &CommitStep { index, offsets_epoch, topics } = commit;
+        let is_ordered = self.is_ordered;
+        let group = match member {
+            Some(member) => self.get_mut(name).ok_or_else(|| unknown_member(member))?,
+            None => self.get_or_create(name)?,
+        };
+        let (by, place) = match member {
+            Some(member) => {
+                let by = group.check_commit(member, topics)?;
+                if is_ordered {
+                    group.check_order_of_member(member, topics)?;
+                }
+                (Some(by), CommitPlace { epoch: member.epoch, sequence: member.sequence })
+            }
+            None => {
+                group.check_no_members()?;
+                if is_ordered && group.check_order_without_member(offsets_epoch, topics)? {
+                    return Ok(());
+                }
+                (None, CommitPlace { epoch: index, sequence: 0 })
+            }
+        };
+        group.check_offsets(topics)?;
+        let place = if is_ordered { place } else { CommitPlace::default() };
+        group.store(topics, RowChange { kind: OffsetEventKind::Commit, by: &by, at_us, place });
+        if is_ordered {
+            group.epochs.changed = index;
+            if member.is_some() {
+                group.epochs.fence = index;
             }
         }
         Ok(())
@@ -146,15 +217,40 @@ impl GroupTable {
         &self,
         name: &str,
         member: Option<&CommittingMember>,
+        offsets_epoch: Option<u64>,
         topics: &[TopicOffsets],
     ) -> Result<(), GroupRefusal> {
-        let group = self.get(name);
-        match (group, member) {
-            (None, None) => Ok(()),
+        match (self.get(name), member) {
             (None, Some(member)) => Err(unknown_member(member)),
-            (Some(group), None) => group.check_no_members(),
-            (Some(group), Some(member)) => group.check_commit(member, topics).map(drop),
+            (Some(group), Some(member)) => {
+                group.check_commit(member, topics)?;
+                match self.is_ordered {
+                    true => group.check_order_of_member(member, topics),
+                    false => Ok(()),
+                }
+            }
+            (group, None) => {
+                let new;
+                let group = match group {
+                    Some(group) => group,
+                    None => {
+                        new = self.new_group(name);
+                        &new
+                    }
+                };
+                group.check_no_members()?;
+                match self.is_ordered {
+                    true => group.check_order_without_member(offsets_epoch, topics).map(drop),
+                    false => Ok(()),
+                }
+            }
         }
+    }
+
+    /// Returns a group that follows the last deletion of one with its name.
+    fn new_group(&self, name: &str) -> ConsumerGroup {
+        let epochs = OffsetEpochs::after(self.deleted.epoch_of(name));
+        ConsumerGroup { epochs, ..ConsumerGroup::default() }
     }
 
     /// Creates the group if it does not exist.
@@ -164,7 +260,9 @@ impl GroupTable {
                 let limit = GROUPS_PER_SHARD_MAX;
                 return Err(GroupRefusal::LimitReached { what: "groups of a shard", limit });
             }
-            self.groups.insert(name.into(), Arc::default());
+            let group = self.new_group(name);
+            self.deleted.remove(name);
+            self.groups.insert(name.into(), Arc::new(group));
         }
         Ok(self.get_mut(name).expect("it exists now"))
     }
@@ -358,7 +456,7 @@ impl ConsumerGroup {
         committing: &CommittingMember,
         topics: &[TopicOffsets],
     ) -> Result<Arc<str>, GroupRefusal> {
-        let CommittingMember { member_id, epoch } = committing;
+        let CommittingMember { member_id, epoch, .. } = committing;
         let unknown = || GroupRefusal::UnknownMember { member_id: member_id.clone() };
         let (id, member) = self.members.get_key_value(member_id.as_str()).ok_or_else(unknown)?;
         let (epoch, current) = (*epoch, self.member_epoch(member));
@@ -384,32 +482,64 @@ impl ConsumerGroup {
         Ok(())
     }
 
-    fn store(
-        &mut self,
-        kind: OffsetEventKind,
-        by: &CommittedBy,
-        topics: &[TopicOffsets],
-        at_us: u64,
-    ) {
+    fn store(&mut self, topics: &[TopicOffsets], change: RowChange<'_>) {
         for topic in topics {
             self.offsets.name(topic.topic_id, &topic.name);
             self.dropped_topics.remove(topic.name.as_str());
-            self.offsets.store(topic.topic_id, &topic.offsets, RowChange { kind, by, at_us });
+            self.offsets.store(topic.topic_id, &topic.offsets, change);
         }
     }
 
-    fn forget_topic(&mut self, topic_id: u64) {
-        let Some((name, had_offset)) = self.offsets.remove(topic_id) else { return };
+    /// Forgets a dropped topic. Returns whether the group had it.
+    fn forget_topic(&mut self, topic_id: u64) -> bool {
+        let Some((name, had_offset)) = self.offsets.remove(topic_id) else { return false };
         let has_successor = self.offsets.names().any(|(_, other)| *other == name);
         if !had_offset || has_successor {
-            return;
+            return true;
         }
         self.dropped_topics.insert(name, topic_id);
         while self.dropped_topics.len() > DROPPED_TOPICS_MAX {
             let oldest = self.dropped_topics.iter().min_by_key(|(_, topic_id)| **topic_id);
-            let Some(oldest) = oldest.map(|(name, _)| name.clone()) else { return };
+            let Some(oldest) = oldest.map(|(name, _)| name.clone()) else { return true };
             self.dropped_topics.remove(&oldest);
         }
+        true
+    }
+
+    /// Forgets a topic for good, so that its readers start as in a new group. Returns whether the
+    /// group had it.
+    fn forget_unread_topic(&mut self, name: &str, topic_id: u64) -> Result<bool, GroupRefusal> {
+        self.check_topic_unused(name, topic_id)?;
+        let is_meant = |id: &u64| topic_id == 0 || *id == topic_id;
+        let ids: Vec<u64> = self.topic_ids(name).into_iter().filter(is_meant).collect();
+        for id in &ids {
+            self.offsets.remove(*id);
+        }
+        if self.dropped_topic(name).as_ref().is_some_and(is_meant) {
+            self.dropped_topics.remove(name);
+        }
+        Ok(!ids.is_empty())
+    }
+
+    /// Checks that no member subscribes to a topic or has partitions of it.
+    ///
+    /// # Errors
+    /// [`GroupRefusal::TopicInUse`], which names some members.
+    pub fn check_topic_unused(&self, name: &str, topic_id: u64) -> Result<(), GroupRefusal> {
+        let ids = self.topic_ids(name);
+        let is_of = |key: &PartitionKey| key.topic_id == topic_id || ids.contains(&key.topic_id);
+        let uses = |member: &GroupMember| {
+            member.subscribes(name)
+                || member.owned.keys().any(is_of)
+                || member.target.iter().any(is_of)
+        };
+        let mut users = self.members.iter().filter(|(_, member)| uses(member));
+        let first: Vec<Arc<str>> = users.by_ref().take(10).map(|(id, _)| id.clone()).collect();
+        if first.is_empty() {
+            return Ok(());
+        }
+        let count = first.len() + users.count();
+        Err(GroupRefusal::TopicInUse { topic: name.to_owned(), count, first })
     }
 }
 

@@ -5,10 +5,11 @@ use std::sync::Arc;
 
 use super::command::MemberSpec;
 use super::offsets::{CommittedBy, committed_by, named_topic_len};
+use super::order::DeletedGroups;
 use super::sorted::SortedSet;
 use super::{
-    CommittedRow, ConsumerGroup, GroupMember, GroupTable, OffsetEvent, OffsetEventKind,
-    PartitionKey,
+    CommitPlace, CommittedRow, ConsumerGroup, GroupMember, GroupTable, OffsetEpochs, OffsetEvent,
+    OffsetEventKind, PartitionKey,
 };
 use crate::records::{
     GroupMemberRecord as MemberRecord, GroupRecord, NamedTopic, OffsetEventRecord as EventRecord,
@@ -16,7 +17,7 @@ use crate::records::{
 };
 
 /// Estimated bytes of records, beyond their texts and rows.
-const GROUP_BYTES: usize = 64;
+const GROUP_BYTES: usize = 84;
 const MEMBER_BYTES: usize = 48;
 /// Estimated bytes of a partition that a member owns or has in its target.
 const PARTITION_BYTES: usize = 8;
@@ -28,9 +29,28 @@ impl GroupTable {
         self.groups.iter().map(|(name, group)| group_record(name, group))
     }
 
+    /// Returns the names of deleted groups, their epochs, and the greatest epoch of the others.
+    pub(in crate::log) fn deletions(&self) -> (Vec<String>, Vec<u64>, u64) {
+        let (names, epochs) = self.deleted.iter().map(|(name, at)| (name.to_string(), at)).unzip();
+        (names, epochs, self.deleted.forgotten())
+    }
+
+    /// Restores the order of commits and the deletions, or returns what is wrong with them.
+    pub(in crate::log) fn restore_order(
+        &mut self,
+        is_ordered: bool,
+        names: Vec<String>,
+        epochs: Vec<u64>,
+        forgotten: u64,
+    ) -> Result<(), &'static str> {
+        self.is_ordered = is_ordered;
+        self.deleted = DeletedGroups::from_parts(names, epochs, forgotten)?;
+        Ok(())
+    }
+
     /// Estimates the bytes of all records, so that a buffer for them rarely grows.
     pub fn estimated_len(&self) -> usize {
-        self.bytes
+        self.bytes + self.deleted.estimated_len()
     }
 
     /// Restores one group, or returns what is wrong with it.
@@ -84,6 +104,9 @@ fn group_record(name: &str, group: &ConsumerGroup) -> GroupRecord {
         offsets: group.offsets.iter().map(|(key, row)| offset_record(key, row)).collect(),
         topic_names: group.offsets.names().map(named).collect(),
         dropped_topics: group.dropped_topics.iter().map(|(name, id)| named((*id, name))).collect(),
+        sought_epoch: group.epochs.sought,
+        fence_epoch: group.epochs.fence,
+        changed_epoch: group.epochs.changed,
     }
 }
 
@@ -124,6 +147,8 @@ fn offset_record(key: PartitionKey, row: &CommittedRow) -> OffsetRecord {
         metadata: row.metadata().to_owned(),
         changed_us: row.changed_us(),
         history: row.history().map(event).collect(),
+        commit_epoch: row.place().epoch,
+        commit_sequence: row.place().sequence,
     }
 }
 
@@ -131,8 +156,16 @@ fn into_group(record: GroupRecord) -> Result<ConsumerGroup, &'static str> {
     let mut group = ConsumerGroup {
         epoch: record.epoch,
         assignment_epoch: record.assignment_epoch,
+        epochs: OffsetEpochs {
+            sought: record.sought_epoch,
+            fence: record.fence_epoch,
+            changed: record.changed_epoch,
+        },
         ..ConsumerGroup::default()
     };
+    if !group.epochs.is_sound() {
+        return Err("its epochs of offsets are out of order");
+    }
     if group.assignment_epoch > group.epoch {
         return Err("its assignment is newer than the group");
     }
@@ -214,5 +247,6 @@ fn into_row(
         events.push((OffsetEvent { kind, by: &event.by, from, to, since_us, until_us }, by));
     }
     let OffsetRecord { number, offset, changed_us, .. } = record;
-    CommittedRow::from_parts(number, offset, changed_us, &record.metadata, events)
+    let place = CommitPlace { epoch: record.commit_epoch, sequence: record.commit_sequence };
+    CommittedRow::from_parts(number, offset, changed_us, place, &record.metadata, events)
 }

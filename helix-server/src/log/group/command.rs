@@ -8,6 +8,9 @@ pub use crate::records::{MemberSpec, OffsetUpdate, TopicOffsets};
 pub struct GroupCommand {
     pub group: String,
     pub change: GroupChange,
+    /// Commits are judged by their order from this entry on. Set from protocol
+    /// [`COMMIT_ORDER`](crate::protocol::COMMIT_ORDER) on.
+    pub is_ordered: bool,
 }
 
 /// Change of a group. A repeated command has no further effect.
@@ -23,12 +26,21 @@ pub enum GroupChange {
     Assign(Assignment),
     /// Confirms that the member no longer reads these partitions, at this epoch.
     Release { member_id: String, epoch: u64, partitions: Vec<PartitionKey> },
-    /// Stores offsets, all or none. Without a member the group must have none.
-    Commit { member: Option<CommittingMember>, topics: Vec<TopicOffsets>, at_us: u64 },
+    /// Stores offsets, all or none. Without a member the group must have none, and
+    /// `offsets_epoch` is the epoch of the offsets that the commit follows.
+    Commit {
+        member: Option<CommittingMember>,
+        offsets_epoch: Option<u64>,
+        topics: Vec<TopicOffsets>,
+        at_us: u64,
+    },
     /// Sets offsets of a group without members.
     Seek { origin: SeekOrigin, topics: Vec<TopicOffsets>, at_us: u64 },
     /// Removes the offsets of dropped topics.
     ForgetTopics { topic_ids: Vec<u64> },
+    /// Removes the offsets of a topic that no member subscribes to; id 0 means every topic of the
+    /// name. Proposed from protocol [`COMMIT_ORDER`](crate::protocol::COMMIT_ORDER) on.
+    ForgetTopic { topic: String, topic_id: u64 },
     /// Deletes a group without members.
     Delete,
 }
@@ -50,6 +62,8 @@ pub struct Assignment {
 pub struct CommittingMember {
     pub member_id: String,
     pub epoch: u64,
+    /// Number of the commit within the epoch; 0 if the member does not number its commits.
+    pub sequence: u64,
 }
 
 /// Origin of a seek.
@@ -70,6 +84,7 @@ impl GroupChange {
             Self::Commit { .. } => "commit group offsets",
             Self::Seek { .. } => "seek group offsets",
             Self::ForgetTopics { .. } => "forget group topics",
+            Self::ForgetTopic { .. } => "forget group topic",
             Self::Delete => "delete group",
         }
     }

@@ -3,8 +3,8 @@
 use super::command::{Assignment, CommittingMember, GroupChange, GroupCommand, SeekOrigin};
 use super::{PartitionKey, TOPICS_PER_GROUP_MAX};
 use crate::records::group_command_record::{
-    Assign, Change as Record, Commit, ForgetTopics, PutMember, ReleasePartitions, RemoveMembers,
-    Seek,
+    Assign, Change as Record, Commit, ForgetTopic, ForgetTopics, PutMember, ReleasePartitions,
+    RemoveMembers, Seek,
 };
 use crate::records::{GroupCommandRecord, PartitionKeys};
 
@@ -41,10 +41,10 @@ impl From<GroupCommand> for GroupCommandRecord {
                 let partitions = Some(PartitionKeys::new(partitions));
                 Record::Release(ReleasePartitions { member_id, epoch, partitions })
             }
-            GroupChange::Commit { member, topics, at_us } => {
-                let (member_id, epoch) =
-                    member.map_or_else(Default::default, |it| (it.member_id, it.epoch));
-                Record::Commit(Commit { member_id, epoch, topics, at_us })
+            GroupChange::Commit { member, offsets_epoch, topics, at_us } => {
+                let (member_id, epoch, sequence) = member
+                    .map_or_else(Default::default, |it| (it.member_id, it.epoch, it.sequence));
+                Record::Commit(Commit { member_id, epoch, topics, at_us, sequence, offsets_epoch })
             }
             GroupChange::Seek { origin: SeekOrigin { by, is_undo }, topics, at_us } => {
                 Record::Seek(Seek { by, is_undo, topics, at_us })
@@ -52,9 +52,12 @@ impl From<GroupCommand> for GroupCommandRecord {
             GroupChange::ForgetTopics { topic_ids } => {
                 Record::ForgetTopics(ForgetTopics { topic_ids })
             }
+            GroupChange::ForgetTopic { topic, topic_id } => {
+                Record::ForgetTopic(ForgetTopic { topic, topic_id })
+            }
             GroupChange::Delete => Record::Delete(true),
         };
-        Self { group: command.group, change: Some(change) }
+        Self { group: command.group, change: Some(change), ordered: command.is_ordered }
     }
 }
 
@@ -88,13 +91,16 @@ impl TryFrom<GroupCommandRecord> for GroupCommand {
                 GroupChange::Release { member_id, epoch, partitions }
             }
             Record::Commit(it) => {
-                let (member_id, epoch) = (it.member_id, it.epoch);
-                if member_id.is_empty() && epoch != 0 {
-                    return Err("a commit without a member has an epoch");
+                let Commit { member_id, epoch, sequence, offsets_epoch, topics, at_us } = it;
+                if member_id.is_empty() && (epoch != 0 || sequence != 0) {
+                    return Err("a commit without a member has an epoch or a sequence");
                 }
-                let member =
-                    (!member_id.is_empty()).then_some(CommittingMember { member_id, epoch });
-                GroupChange::Commit { member, topics: it.topics, at_us: it.at_us }
+                let member = (!member_id.is_empty()).then_some(CommittingMember {
+                    member_id,
+                    epoch,
+                    sequence,
+                });
+                GroupChange::Commit { member, offsets_epoch, topics, at_us }
             }
             Record::Seek(it) => GroupChange::Seek {
                 origin: SeekOrigin { by: it.by, is_undo: it.is_undo },
@@ -102,9 +108,12 @@ impl TryFrom<GroupCommandRecord> for GroupCommand {
                 at_us: it.at_us,
             },
             Record::ForgetTopics(it) => GroupChange::ForgetTopics { topic_ids: it.topic_ids },
+            Record::ForgetTopic(it) => {
+                GroupChange::ForgetTopic { topic: it.topic, topic_id: it.topic_id }
+            }
             Record::Delete(true) => GroupChange::Delete,
             Record::Delete(false) => return Err("the change of the group is unknown"),
         };
-        Ok(Self { group: record.group, change })
+        Ok(Self { group: record.group, change, is_ordered: record.ordered })
     }
 }

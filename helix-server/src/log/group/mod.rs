@@ -9,7 +9,9 @@ mod assignor;
 mod checkpoint;
 mod command;
 mod command_record;
+mod lag;
 mod offsets;
+mod order;
 mod report;
 mod sorted;
 #[cfg(test)]
@@ -25,8 +27,12 @@ pub use command::{
     Assignment, CommittingMember, GroupChange, GroupCommand, MemberSpec, OffsetUpdate, SeekOrigin,
     TopicOffsets,
 };
+pub use lag::OffsetLag;
 use offsets::OffsetTable;
 pub use offsets::{CommittedRow, OffsetEvent, OffsetEventKind};
+use order::DeletedGroups;
+use order::{CommitPlace, OffsetEpochs};
+pub use order::{DELETED_GROUPS_MAX, StaleReason};
 pub use report::{MemberReport, MemberView, ReportStep};
 pub use sorted::{SortedMap, SortedSet};
 
@@ -59,6 +65,10 @@ pub struct PartitionKey {
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct GroupTable {
     groups: BTreeMap<Arc<str>, Arc<ConsumerGroup>>,
+    /// Deletions that later commits must follow.
+    deleted: DeletedGroups,
+    /// Commits are judged by their order: the first entry that said so was applied.
+    is_ordered: bool,
     /// Estimated bytes of all groups in a checkpoint.
     bytes: usize,
 }
@@ -69,7 +79,7 @@ pub struct GroupTable {
 /// `assignment_epoch <= epoch`, and both are equal in a group without members. Epochs only grow.
 ///
 /// # Memory
-/// A group takes 208 bytes and its name. A member takes 80 bytes, its id with 16 more, its static
+/// A group takes 232 bytes and its name. A member takes 80 bytes, its id with 16 more, its static
 /// name, 24 bytes for each partition that it owns and 16 for each in its target. Members with equal
 /// settings share them. `offsets.rs` has the arithmetic of offsets.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -80,6 +90,7 @@ pub struct ConsumerGroup {
     /// Partition counts of the topics that the targets were computed for, by topic id.
     assigned_topics: SortedMap<u64, u32>,
     offsets: OffsetTable,
+    epochs: OffsetEpochs,
     /// Dropped topics that had offsets, until the first commit to another topic of the same name.
     dropped_topics: SortedMap<Arc<str>, u64>,
 }
@@ -96,6 +107,12 @@ pub struct GroupMember {
     pub owned: SortedMap<PartitionKey, u64>,
     /// Partitions that the assignment gives it.
     pub target: SortedSet<PartitionKey>,
+}
+
+impl GroupMember {
+    fn subscribes(&self, topic: &str) -> bool {
+        self.settings.topics.iter().any(|text| pattern_matches(text, topic))
+    }
 }
 
 /// Settings that a member may change. Members of a group usually have the same ones.
@@ -133,6 +150,13 @@ pub enum GroupRefusal {
     NotOwned { partition: PartitionKey, epoch: u64, current: u64 },
     #[error("the group has {count} members, such as {first:?}; stop them first")]
     NotEmpty { count: usize, first: Vec<Arc<str>> },
+    #[error(
+        "{count} members, such as {first:?}, subscribe to topic {topic:?} or still have partitions \
+         of it; stop them, or change their subscriptions first"
+    )]
+    TopicInUse { topic: String, count: usize, first: Vec<Arc<str>> },
+    #[error(transparent)]
+    StaleCommit(StaleCommit),
     #[error("the limit of {limit} {what} is reached")]
     LimitReached { what: &'static str, limit: usize },
     #[error(
@@ -140,6 +164,29 @@ pub enum GroupRefusal {
          not needed, or commit smaller metadata"
     )]
     BytesReached { limit: usize },
+}
+
+/// A commit that is older than what the group has. Nothing was changed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "the commit is stale: {why}; read the group's offsets again, and commit only what is newer"
+)]
+pub struct StaleCommit {
+    /// Partition that shows it; `None` if it is the whole group.
+    pub partition: Option<PartitionKey>,
+    /// Current epoch of the group's offsets.
+    pub current: u64,
+    pub why: StaleReason,
+}
+
+impl StaleCommit {
+    /// Returns the least sequence that the member may use next.
+    pub fn next_sequence(&self) -> Option<u64> {
+        match self.why {
+            StaleReason::Sequence { last, .. } => Some(last.sequence.saturating_add(1)),
+            _ => None,
+        }
+    }
 }
 
 impl GroupTable {
@@ -170,6 +217,17 @@ impl GroupTable {
 
     pub fn is_empty(&self) -> bool {
         self.groups.is_empty()
+    }
+
+    /// Returns whether commits are judged by their order.
+    pub fn is_ordered(&self) -> bool {
+        self.is_ordered
+    }
+
+    /// Returns the epoch that the next commit without a member has to name, also for a group that
+    /// does not exist.
+    pub fn offsets_epoch(&self, name: &str) -> u64 {
+        self.get(name).map_or_else(|| self.deleted.epoch_of(name), |group| group.epochs.changed)
     }
 }
 
@@ -215,9 +273,26 @@ impl ConsumerGroup {
         self.owners().get(&partition).copied()
     }
 
+    /// Returns whether a member subscribes to a topic of this name.
+    pub fn subscribes(&self, topic: &str) -> bool {
+        self.members.values().any(|member| member.subscribes(topic))
+    }
+
+    /// Returns whether the group has members, and none subscribes to a topic of this name.
+    pub fn has_left(&self, topic: &str) -> bool {
+        !self.members.is_empty() && !self.subscribes(topic)
+    }
+
     /// Partitions with a committed offset or a history, in order.
     pub fn offsets(&self) -> impl Iterator<Item = (PartitionKey, &CommittedRow)> {
         self.offsets.iter()
+    }
+
+    /// Returns the ids of the topics with this name that the group has offsets of, also of those
+    /// that were dropped.
+    pub fn topic_ids(&self, name: &str) -> Vec<u64> {
+        let named = self.topic_names().filter(|(_, other)| &***other == name);
+        named.map(|(id, _)| id).chain(self.dropped_topic(name)).collect()
     }
 
     /// Returns the number of partitions with a committed offset or a history.

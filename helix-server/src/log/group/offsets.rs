@@ -1,19 +1,20 @@
 //! Committed offsets of a group, and the history of each.
 //!
 //! # Memory
-//! A row has 64 bytes: number, kind and flags (8), offset, previous offset and two times (32), the
-//! name of the committer, which its rows share (16), and a pointer (8). A vector of rows has an
-//! eighth to spare at most, so an offset takes 72 bytes. Only a row with metadata or with earlier
-//! events has a block of its own: 40 bytes, the metadata, and 48 bytes for each event. A topic
-//! takes 48 bytes, and its name with 16 more.
+//! A row has 80 bytes: number, kind and flags (8), offset, previous offset and two times (32), the
+//! place of the last commit (16), the name of the committer, which its rows share (16), and a
+//! pointer (8). A vector of rows has an eighth to spare at most, so an offset takes 90 bytes. Only a
+//! row with metadata or with earlier events has a block of its own: 40 bytes, the metadata, and 48
+//! bytes for each event. A topic takes 48 bytes, and its name with 16 more.
 
 use std::sync::Arc;
 
+use super::order::CommitPlace;
 use super::sorted::SortedMap;
 use super::{OFFSET_HISTORY_MAX, OffsetUpdate, PartitionKey};
 
 /// Estimated bytes of an encoded row, of an earlier event and of a named topic, without texts.
-const ROW_BYTES: usize = 48;
+const ROW_BYTES: usize = 60;
 const EVENT_BYTES: usize = 40;
 const NAMED_TOPIC_BYTES: usize = 12;
 
@@ -53,6 +54,8 @@ pub struct CommittedRow {
     from: u64,
     since_us: u64,
     changed_us: u64,
+    /// Of the last change, if that is a commit.
+    place: CommitPlace,
     by: CommittedBy,
     more: Option<Box<RowExtra>>,
 }
@@ -105,6 +108,7 @@ pub(super) struct RowChange<'a> {
     pub(super) kind: OffsetEventKind,
     pub(super) by: &'a CommittedBy,
     pub(super) at_us: u64,
+    pub(super) place: CommitPlace,
 }
 
 /// Makes capacity for `count` more rows, with little to spare.
@@ -242,7 +246,7 @@ impl OffsetTable {
 
 impl CommittedRow {
     fn new(number: u32, change: RowChange<'_>, offset: Option<u64>) -> Self {
-        let RowChange { kind, by, at_us } = change;
+        let RowChange { kind, by, at_us, place } = change;
         Self {
             number,
             kind,
@@ -252,6 +256,7 @@ impl CommittedRow {
             from: 0,
             since_us: at_us,
             changed_us: at_us,
+            place,
             by: by.clone(),
             more: None,
         }
@@ -263,6 +268,7 @@ impl CommittedRow {
         number: u32,
         offset: Option<u64>,
         changed_us: u64,
+        place: CommitPlace,
         metadata: &str,
         mut events: Vec<(OffsetEvent<'_>, CommittedBy)>,
     ) -> Result<Self, &'static str> {
@@ -294,6 +300,7 @@ impl CommittedRow {
             from: from.unwrap_or_default(),
             since_us,
             changed_us,
+            place,
             by,
             more: None,
         };
@@ -307,6 +314,22 @@ impl CommittedRow {
     /// Returns the next offset to read; `None` if an undo has removed it.
     pub fn offset(&self) -> Option<u64> {
         self.has_offset.then_some(self.offset)
+    }
+
+    /// Returns the place of the last change, if that is a commit of this member; the empty id means
+    /// a commit without a member.
+    pub(super) fn place_of(&self, member_id: &str) -> Option<CommitPlace> {
+        let is_of = self.by.as_deref().unwrap_or_default() == member_id;
+        (self.kind == OffsetEventKind::Commit && is_of).then_some(self.place)
+    }
+
+    pub(super) fn place(&self) -> CommitPlace {
+        self.place
+    }
+
+    /// Returns whether the row has the offset and the metadata of an update.
+    pub(super) fn is_set_to(&self, update: &OffsetUpdate) -> bool {
+        self.offset() == update.offset && self.metadata() == update.metadata
     }
 
     pub fn metadata(&self) -> &str {
@@ -363,7 +386,7 @@ impl CommittedRow {
     }
 
     fn record(&mut self, change: RowChange<'_>, to: Option<u64>) {
-        let RowChange { kind, by, at_us } = change;
+        let RowChange { kind, by, at_us, place } = change;
         // Proposers' clocks may differ; history is in order.
         let at_us = at_us.max(self.changed_us);
         let continues = kind == OffsetEventKind::Commit && self.kind == kind && self.by == *by;
@@ -387,7 +410,7 @@ impl CommittedRow {
             (self.had_offset, self.from) = (self.has_offset, self.offset);
         }
         (self.has_offset, self.offset) = (to.is_some(), to.unwrap_or_default());
-        self.changed_us = at_us;
+        (self.changed_us, self.place) = (at_us, place);
     }
 
     fn set_metadata(&mut self, metadata: &str) {

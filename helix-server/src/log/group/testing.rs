@@ -26,7 +26,7 @@ pub(crate) fn random_command(rng: &mut StdRng) -> GroupCommand {
         };
         (0..rng.random_range(0..3)).map(|_| topic(rng)).collect()
     };
-    let change = match rng.random_range(0..8) {
+    let change = match rng.random_range(0..9) {
         0 => GroupChange::PutMember {
             member: MemberSpec {
                 member_id: text(rng),
@@ -54,9 +54,12 @@ pub(crate) fn random_command(rng: &mut StdRng) -> GroupCommand {
                 .collect(),
         },
         4 => GroupChange::Commit {
-            member: rng
-                .random_bool(0.7)
-                .then(|| CommittingMember { member_id: text(rng), epoch: number(rng) }),
+            member: rng.random_bool(0.7).then(|| CommittingMember {
+                member_id: text(rng),
+                epoch: number(rng),
+                sequence: number(rng),
+            }),
+            offsets_epoch: rng.random_bool(0.5).then(|| number(rng)),
             topics: topics(rng),
             at_us: number(rng),
         },
@@ -68,7 +71,8 @@ pub(crate) fn random_command(rng: &mut StdRng) -> GroupCommand {
         6 => GroupChange::ForgetTopics {
             topic_ids: (0..rng.random_range(0..4)).map(|_| number(rng)).collect(),
         },
+        7 => GroupChange::ForgetTopic { topic: text(rng), topic_id: number(rng) },
         _ => GroupChange::Delete,
     };
-    GroupCommand { group: text(rng), change }
+    GroupCommand { group: text(rng), change, is_ordered: rng.random() }
 }

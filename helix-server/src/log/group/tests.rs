@@ -2,6 +2,7 @@
 
 mod cases;
 mod model;
+mod order;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -58,7 +59,7 @@ impl Log {
 
     fn apply(&mut self, change: GroupChange) -> Result<(), GroupRefusal> {
         self.index += 1;
-        let command = GroupCommand { group: GROUP.to_owned(), change };
+        let command = GroupCommand { group: GROUP.to_owned(), change, is_ordered: true };
         let head = Head::Shard(ShardCommand::Group(Box::new(command)));
         let head = Head::decode(&head.encode()).unwrap();
         match self.state.apply(self.index, &head, &mut Effects::default()) {
@@ -114,9 +115,9 @@ impl Log {
         at: PartitionKey,
         offset: u64,
     ) -> Result<(), GroupRefusal> {
-        let member = Some(CommittingMember { member_id: id.to_owned(), epoch });
+        let member = Some(CommittingMember { member_id: id.to_owned(), epoch, sequence: 0 });
         let topics = offsets(&[(at, Some(offset))]);
-        self.apply(GroupChange::Commit { member, topics, at_us: self.index })
+        self.apply(GroupChange::Commit { member, offsets_epoch: None, topics, at_us: self.index })
     }
 
     fn restart(&mut self) -> Result<(), CheckpointError> {

@@ -149,6 +149,16 @@ pub(crate) fn examples(topic: &str) -> Vec<ExampleCall> {
         ),
         example("GroupService/SeekGroup", seek, &[on_group(&[O::Alter]), on_topic(&[O::Describe])]),
         example(
+            "GroupService/ForgetGroupTopic",
+            ForgetGroupTopicRequest {
+                group: group.clone(),
+                topic: name.clone(),
+                validate_only: true,
+                ..ForgetGroupTopicRequest::default()
+            },
+            &[on_group(&[O::Alter]), on_topic(&[O::Describe])],
+        ),
+        example(
             "GroupService/DeleteGroup",
             DeleteGroupRequest { group },
             &[on_group(&[O::Delete])],

@@ -75,8 +75,26 @@ async fn lists_and_metadata_show_visible_topics_and_groups() {
     assert_eq!(offsets.iter().map(topic).collect::<Vec<_>>(), ["a-1"]);
     let request =
         DescribeGroupRequest { group: "g-1".to_owned(), ..DescribeGroupRequest::default() };
-    let described = groups.describe_group(request).await.unwrap().into_inner().partitions;
+    let described = groups.describe_group(request.clone()).await.unwrap().into_inner().partitions;
     assert_eq!(described.len(), 1);
+    // Patterns of topics that the caller may not see are hidden as names are.
+    let join = HeartbeatRequest {
+        group: "g-1".to_owned(),
+        member_id: "m".to_owned(),
+        topics: ["a-*", "a-1", "b-*", "b-1", "*"].map(str::to_owned).to_vec(),
+        ..HeartbeatRequest::default()
+    };
+    let mut admin =
+        GroupServiceClient::new(with_token(&guarded.server.channel, &guarded.admin_token));
+    admin.heartbeat(join).await.unwrap();
+    for (caller, shown, hidden) in
+        [(&mut groups, &["a-*", "a-1"][..], 3), (&mut admin, &["*", "a-*", "a-1", "b-*", "b-1"], 0)]
+    {
+        let described = caller.describe_group(request.clone()).await.unwrap().into_inner();
+        let member = &described.members[0];
+        assert_eq!(member.topics, shown);
+        assert_eq!(member.hidden_topics, hidden);
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -3,8 +3,9 @@
 use helix_proto::log::v1::group_service_client::GroupServiceClient;
 use helix_proto::log::v1::{
     CommitOffsetsRequest, CommittedOffset, DeleteGroupRequest, DescribeGroupRequest,
-    ErrorReason as R, GetOffsetsRequest, GroupMembership, HeartbeatRequest, LeaveRequest,
-    ListGroupsRequest, SeekGroupRequest, SubscribeRequest, TopicPartition,
+    ErrorReason as R, ForgetGroupTopicRequest, GetOffsetsRequest, GroupMembership,
+    HeartbeatRequest, LeaveRequest, ListGroupsRequest, SeekGroupRequest, SubscribeRequest,
+    TopicPartition,
 };
 use prost_types::Duration;
 
@@ -235,6 +236,7 @@ fn commits(member: &Member) -> Vec<FieldCase> {
         member_id: "m1".to_owned(),
         member_epoch: member.0,
         offsets: vec![offset(0)],
+        ..CommitOffsetsRequest::default()
     };
     let call = InvalidCall::CommitOffsets;
     let offsets = |offsets: Vec<CommittedOffset>| call(CommitOffsetsRequest { offsets, ..good() });
@@ -278,6 +280,43 @@ fn commits(member: &Member) -> Vec<FieldCase> {
             &["CommitOffsetsRequest.member_epoch"],
             call(CommitOffsetsRequest { member_epoch: 0, ..good() }),
             Refused(R::PartitionNotOwned, "default/0: "),
+        ),
+        (
+            &["CommitOffsetsRequest.sequence"],
+            call(CommitOffsetsRequest {
+                member_id: String::new(),
+                member_epoch: 0,
+                sequence: 1,
+                ..good()
+            }),
+            Refused(R::InvalidArgument, "sequence: is for a commit with a member_id"),
+        ),
+        (
+            &["CommitOffsetsRequest.offsets_epoch"],
+            call(CommitOffsetsRequest { offsets_epoch: Some(1), ..good() }),
+            Refused(R::InvalidArgument, "offsets_epoch: is for a commit without a member_id"),
+        ),
+        (
+            &["CommitOffsetsRequest.offsets_epoch"],
+            call(CommitOffsetsRequest {
+                group: "epochs".to_owned(),
+                member_id: String::new(),
+                member_epoch: 0,
+                offsets_epoch: Some(u64::MAX),
+                ..good()
+            }),
+            Refused(R::StaleCommit, "offsets_epoch 18446744073709551615"),
+        ),
+        (
+            &["CommittedOffset.offset"],
+            call(CommitOffsetsRequest {
+                group: "epochs".to_owned(),
+                member_id: String::new(),
+                member_epoch: 0,
+                offsets: vec![CommittedOffset { offset: u64::MAX, ..offset(0) }],
+                ..good()
+            }),
+            Refused(R::OffsetOutOfRange, "default/0: offset 18446744073709551615 is out of range"),
         ),
         (
             &["CommitOffsetsRequest.offsets"],
@@ -437,8 +476,12 @@ fn others() -> Vec<FieldCase> {
     };
     let get_page = |page_size, page_token: &str| {
         let (group, page_token) = (group(GROUP), page_token.to_owned());
-        let topics = Vec::new();
-        InvalidCall::GetOffsets(GetOffsetsRequest { group, topics, page_size, page_token })
+        InvalidCall::GetOffsets(GetOffsetsRequest {
+            group,
+            page_size,
+            page_token,
+            ..GetOffsetsRequest::default()
+        })
     };
     let describe = |name: &str, include_history| {
         InvalidCall::DescribeGroup(DescribeGroupRequest {
@@ -460,6 +503,14 @@ fn others() -> Vec<FieldCase> {
         InvalidCall::ListGroups(ListGroupsRequest { page_size, page_token })
     };
     let delete = |name: &str| InvalidCall::DeleteGroup(DeleteGroupRequest { group: group(name) });
+    let forget = |name: &str, topic: &str, topic_id| {
+        InvalidCall::ForgetGroupTopic(ForgetGroupTopicRequest {
+            group: group(name),
+            topic: topic.to_owned(),
+            topic_id,
+            validate_only: true,
+        })
+    };
     let topics = vec!["nowhere".to_owned(), String::new()];
     vec![
         (&["LeaveRequest.group"], leave("", "m1"), Refused(R::InvalidArgument, "group")),
@@ -500,6 +551,15 @@ fn others() -> Vec<FieldCase> {
             get_page(-1, ""),
             Refused(R::InvalidArgument, "page_size"),
         ),
+        (
+            &["GetOffsetsRequest.allow_missing"],
+            InvalidCall::GetOffsets(GetOffsetsRequest {
+                group: group("nowhere"),
+                allow_missing: true,
+                ..GetOffsetsRequest::default()
+            }),
+            Fine,
+        ),
         (&["GetOffsetsRequest.page_size"], get_page(i32::MAX, ""), Fine),
         (
             &["GetOffsetsRequest.page_token"],
@@ -539,6 +599,31 @@ fn others() -> Vec<FieldCase> {
         ),
         (&["ListGroupsRequest.page_size"], list(-1, ""), Refused(R::InvalidArgument, "page_size")),
         (&["ListGroupsRequest.page_token"], list(i32::MAX, "\u{0}"), Fine),
+        (
+            &["ForgetGroupTopicRequest.group"],
+            forget("", "default", 0),
+            Refused(R::InvalidArgument, "group: a group name"),
+        ),
+        (
+            &["ForgetGroupTopicRequest.group"],
+            forget("nowhere", "default", 0),
+            Refused(R::GroupNotFound, "\"nowhere\""),
+        ),
+        (
+            &["ForgetGroupTopicRequest.topic"],
+            forget(GROUP, "a b", 0),
+            Refused(R::InvalidArgument, "topic: \"a b\" is not a topic name"),
+        ),
+        (
+            &["ForgetGroupTopicRequest.topic", "ForgetGroupTopicRequest.topic_id"],
+            forget(GROUP, "default", 0),
+            Refused(R::GroupNotEmpty, "\"m1\""),
+        ),
+        (
+            &["ForgetGroupTopicRequest.topic_id", "ForgetGroupTopicRequest.validate_only"],
+            forget(GROUP, "nowhere", u64::MAX),
+            Fine,
+        ),
         (&["DeleteGroupRequest.group"], delete(""), Refused(R::InvalidArgument, "group")),
         (
             &["DeleteGroupRequest.group"],

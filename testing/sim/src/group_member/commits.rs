@@ -64,6 +64,9 @@ impl MemberSlot {
             member_id: member.member_id.clone(),
             member_epoch: member.epoch,
             offsets: offsets.collect(),
+            // Each request is a commit of its own: none is repeated unchanged.
+            sequence: self.context.group.next_commit(),
+            offsets_epoch: None,
         };
         let mut node = self.node();
         let response = call(RESPONSE_TIMEOUT, node.group.commit_offsets(request)).await;

@@ -57,8 +57,12 @@ fn commits_are_fenced_by_owner_and_epoch() {
     log.assign(&topics);
     let epoch = log.report("a", joined, &[]).epoch;
     log.commit("a", epoch, key(1, 0), 3).unwrap();
-    let standalone =
-        GroupChange::Commit { member: None, topics: offsets(&[(key(1, 0), Some(4))]), at_us: 1 };
+    let standalone = GroupChange::Commit {
+        member: None,
+        offsets_epoch: None,
+        topics: offsets(&[(key(1, 0), Some(4))]),
+        at_us: 1,
+    };
     assert!(matches!(log.apply(standalone.clone()), Err(GroupRefusal::NotEmpty { count: 1, .. })));
     let unknown = log.commit("b", epoch, key(1, 0), 4);
     assert!(matches!(unknown, Err(GroupRefusal::UnknownMember { .. })));
@@ -235,12 +239,12 @@ fn a_deletion_changes_the_group_and_a_refused_one_does_not() {
     let mut table = GroupTable::default();
     let mut changed = Vec::new();
     let mut apply = |index, change| {
-        let command = GroupCommand { group: GROUP.to_owned(), change };
+        let command = GroupCommand { group: GROUP.to_owned(), change, is_ordered: true };
         changed.clear();
         let applied = table.apply(index, &command, &mut changed);
         (applied, changed.iter().map(|name| name.to_string()).collect::<Vec<_>>())
     };
-    let commit = GroupChange::Commit { member: None, topics, at_us: 1 };
+    let commit = GroupChange::Commit { member: None, offsets_epoch: None, topics, at_us: 1 };
     assert_eq!(apply(1, commit), (Ok(()), Vec::new()));
     assert_eq!(apply(2, GroupChange::Delete), (Ok(()), vec![GROUP.to_owned()]));
     let refused = apply(3, GroupChange::Delete);
@@ -253,6 +257,7 @@ fn history_is_bounded_and_joins_commits_of_one_member() {
     let at = key(1, 0);
     let commit = |offset| GroupChange::Commit {
         member: None,
+        offsets_epoch: None,
         topics: offsets(&[(at, Some(offset))]),
         at_us: offset,
     };
@@ -276,6 +281,7 @@ fn dropped_topic_is_remembered_by_name_until_the_next_commit() {
     let mut log = Log::new();
     let commit = |topic_id: u64| GroupChange::Commit {
         member: None,
+        offsets_epoch: None,
         topics: vec![TopicOffsets {
             topic_id,
             name: "orders".to_owned(),
@@ -332,7 +338,7 @@ fn largest_commands_fit_into_one_head() {
         GroupChange::PutMember { member, take_over: true, joined_epoch: u64::MAX },
         GroupChange::RemoveMembers { members: (0..500).map(id).collect() },
     ] {
-        let command = GroupCommand { group: "g".repeat(249), change };
+        let command = GroupCommand { group: "g".repeat(249), change, is_ordered: true };
         let head = Head::Shard(ShardCommand::Group(Box::new(command)));
         let bytes = head.encode();
         assert!(bytes.len() <= crate::log::HEAD_BYTES_MAX, "{head}: {}", bytes.len());
@@ -357,9 +363,12 @@ fn checkpoint_of_groups_is_stable() {
     // Assigned topics.
     expected.extend([42, 1, 1, 50, 1, 1]);
     // The offset, with one event.
-    expected.extend([58, 21, 8, 1, 24, 172, 2, 40, 2, 50, 12, 8, 1, 18, 1, b'a', 32, 172, 2]);
-    expected.extend([40, 2, 48, 2]);
+    expected.extend([58, 23, 8, 1, 24, 172, 2, 40, 2, 50, 12, 8, 1, 18, 1, b'a', 32, 172, 2]);
+    // The place of its commit.
+    expected.extend([40, 2, 48, 2, 56, 2]);
     expected.extend([66, 6, 8, 1, 18, 2, b't', b'1']);
+    // Epochs of the offsets.
+    expected.extend([88, 3, 96, 3]);
     assert_eq!(bytes, expected);
     let name: Arc<str> = GROUP.into();
     let mut table = GroupTable::default();
@@ -388,7 +397,7 @@ fn offset_takes_the_documented_memory() {
     for _ in 0..2 {
         let rows = log.group().offsets.of_topic(1);
         let bytes: usize = rows.iter().map(CommittedRow::memory).sum();
-        assert_eq!((rows.len(), bytes), (12, 12 * 64), "one event is part of the row");
+        assert_eq!((rows.len(), bytes), (12, 12 * 80), "one event is part of the row");
         log.restart().unwrap();
     }
     log.apply(GroupChange::RemoveMembers { members: vec!["a".to_owned()] }).unwrap();
@@ -399,7 +408,7 @@ fn offset_takes_the_documented_memory() {
     }
     for _ in 0..2 {
         let row = log.group().offset(key(1, 0)).unwrap();
-        assert_eq!((row.history().count(), row.memory()), (8, 64 + 40 + 7 * 48));
+        assert_eq!((row.history().count(), row.memory()), (8, 80 + 40 + 7 * 48));
         log.restart().unwrap();
     }
 }
@@ -414,7 +423,7 @@ fn member_takes_the_documented_memory() {
     log.assign(&[topic(1, 30)]);
     for _ in 0..2 {
         let group = log.group();
-        assert!(size_of::<ConsumerGroup>() <= 100, "{}", size_of::<ConsumerGroup>());
+        assert!(size_of::<ConsumerGroup>() <= 124, "{}", size_of::<ConsumerGroup>());
         assert!(size_of::<(Arc<str>, GroupMember)>() <= 80);
         let settings = &group.member("a").unwrap().settings;
         for id in ids {
@@ -436,6 +445,7 @@ fn offsets_are_stored_in_any_order_and_keep_metadata() {
     };
     let commit = |offsets| GroupChange::Commit {
         member: None,
+        offsets_epoch: None,
         topics: vec![TopicOffsets { topic_id: 1, name: "t1".to_owned(), offsets }],
         at_us: 1,
     };
@@ -450,7 +460,7 @@ fn offsets_are_stored_in_any_order_and_keep_metadata() {
         "the later one of two updates counts"
     );
     let row = log.group().offset(key(1, 3)).unwrap();
-    assert_eq!(row.memory(), 64, "removed metadata takes nothing");
+    assert_eq!(row.memory(), 80, "removed metadata takes nothing");
     log.restart().unwrap();
     assert_eq!(log.group().offset_count(), 4);
 }
@@ -460,8 +470,8 @@ fn checkpoint_has_the_bytes_of_one_record() {
     use prost::Message;
     let mut log = group_with_offsets(3);
     let topics = offsets(&[(key(1, 0), Some(1))]);
-    let change = GroupChange::Commit { member: None, topics, at_us: 1 };
-    let command = GroupCommand { group: "others".to_owned(), change };
+    let change = GroupChange::Commit { member: None, offsets_epoch: None, topics, at_us: 1 };
+    let command = GroupCommand { group: "others".to_owned(), change, is_ordered: true };
     let head = Head::Shard(ShardCommand::Group(Box::new(command)));
     let applied = log.state.apply(log.index + 1, &head, &mut Effects::default());
     assert!(matches!(applied, Verdict::Changed), "{applied:?}");
@@ -522,7 +532,7 @@ fn checkpoint_takes_at_most_seven_quarters_of_its_estimate() {
     for case in cases {
         let mut state = ShardState::new(StateLimits::default());
         for (index, (group, change)) in (FIRST..).zip(case) {
-            let command = Box::new(GroupCommand { group, change });
+            let command = Box::new(GroupCommand { group, change, is_ordered: true });
             let head = Head::Shard(ShardCommand::Group(command));
             assert_eq!(state.apply(index, &head, &mut Effects::default()), Verdict::Changed);
         }

@@ -10,6 +10,8 @@ struct SimpleGroup {
     /// Id, topics, joined, static name.
     members: Vec<(String, Vec<String>, u64, String)>,
     rows: BTreeMap<PartitionKey, SimpleRow>,
+    /// Last committers and their epochs.
+    commits: BTreeMap<PartitionKey, (String, u64)>,
 }
 
 #[derive(Default, Clone, Debug, PartialEq)]
@@ -90,14 +92,16 @@ impl SimpleGroup {
                     }
                 }
             }
-            GroupChange::Commit { member, topics, .. } => {
+            GroupChange::Commit { member, offsets_epoch: None, topics, .. } => {
                 let current = member.as_ref().and_then(|it| self.member_epoch(&it.member_id));
                 let is_allowed = |partition: PartitionKey| match member {
                     None => self.members.is_empty(),
                     Some(it) => {
                         let owner = self.rows.get(&partition).and_then(|row| row.owner.as_ref());
+                        let last = self.commits.get(&partition);
                         owner.is_some_and(|(id, since)| *id == it.member_id && *since <= it.epoch)
                             && current >= Some(it.epoch)
+                            && last.is_none_or(|(id, at)| *id != it.member_id || *at <= it.epoch)
                     }
                 };
                 let updates = topics.iter().flat_map(TopicOffsets::updates);
@@ -105,7 +109,9 @@ impl SimpleGroup {
                 if !updates.iter().all(|(partition, _)| is_allowed(*partition)) {
                     return false;
                 }
+                let by = member.as_ref().map(|it| (it.member_id.clone(), it.epoch));
                 for (partition, offset) in updates {
+                    self.commits.insert(partition, by.clone().unwrap_or_default());
                     self.rows.entry(partition).or_default().offset = offset;
                 }
             }
@@ -334,10 +340,15 @@ impl Simulation {
                 let number = self.rng.random_range(0..4);
                 let at = client.reading.iter().nth(number).copied().unwrap_or(key(1, 0));
                 let epoch = client.epoch.saturating_sub(self.rng.random_range(0..3));
-                let member = Some(CommittingMember { member_id: id, epoch });
+                let member = Some(CommittingMember { member_id: id, epoch, sequence: 0 });
                 let member = member.filter(|_| self.rng.random_bool(0.9));
                 let topics = offsets(&[(at, Some(self.log.index))]);
-                drop(self.apply(GroupChange::Commit { member, topics, at_us: 0 }));
+                drop(self.apply(GroupChange::Commit {
+                    member,
+                    offsets_epoch: None,
+                    topics,
+                    at_us: 0,
+                }));
             }
             60..62 => self.log.restart().unwrap(),
             62..65 => {

@@ -1,0 +1,90 @@
+//! Lag of a group's committed offsets, from what this node knows of the partitions.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use helix_proto::log::v1::{CommitStatus, CommittedOffset, OffsetAndLag, TopicPartition};
+use tokio::time::timeout;
+
+use super::time;
+use crate::log::{CommittedRow, ConsumerGroup, OffsetLag, PartitionKey, Watermarks};
+use crate::node::Node;
+use crate::shard::Shard;
+
+/// Longest wait for the leaders of partitions whose ends are not known here.
+const CATCH_UP_MAX: Duration = Duration::from_secs(1);
+
+/// A group's offsets with what is known of their partitions.
+pub(super) struct LagView<'a> {
+    node: &'a Node,
+    group: &'a ConsumerGroup,
+    /// Shards whose replicas here have everything that was acknowledged before the call.
+    fresh: BTreeSet<u64>,
+}
+
+impl<'a> LagView<'a> {
+    /// Learns the ends of these partitions, if their offsets are above what this node has.
+    pub(super) async fn new(
+        node: &'a Node,
+        group: &'a ConsumerGroup,
+        partitions: impl Iterator<Item = PartitionKey>,
+    ) -> Self {
+        let mut behind: BTreeMap<u64, Arc<Shard>> = BTreeMap::new();
+        for key in partitions {
+            let Some(offset) = group.offset(key).and_then(CommittedRow::offset) else { continue };
+            if node.known_watermarks(key, offset).is_none()
+                && let Some((_, shard, _)) = node.locate_key(key)
+            {
+                behind.insert(shard.id(), shard);
+            }
+        }
+        let caught_up = behind.values().map(|shard| async {
+            let caught_up = timeout(CATCH_UP_MAX, node.cluster().catch_up_shard(shard)).await;
+            matches!(caught_up, Ok(Ok(()))).then_some(shard.id())
+        });
+        let fresh = join_all(caught_up).await.into_iter().flatten().collect();
+        Self { node, group, fresh }
+    }
+
+    fn bounds(&self, key: PartitionKey, offset: u64) -> Option<Watermarks> {
+        if let Some(bounds) = self.node.known_watermarks(key, offset) {
+            return Some(bounds);
+        }
+        let (_, shard, partition) = self.node.locate_key(key)?;
+        shard.watermarks(partition).ok().filter(|_| self.fresh.contains(&shard.id()))
+    }
+
+    /// Returns a committed offset with lag; `None` if there is none.
+    pub(super) fn offset_and_lag(
+        &self,
+        topic: String,
+        key: PartitionKey,
+        row: &CommittedRow,
+    ) -> Option<OffsetAndLag> {
+        let offset = row.offset()?;
+        let bounds = self.bounds(key, offset);
+        let status = match bounds {
+            None if self.node.topic_of(key.topic_id).is_none() => CommitStatus::TopicDeleted,
+            None => CommitStatus::Unknown,
+            Some(it) if offset < it.log_start => CommitStatus::BelowLogStart,
+            Some(it) if offset > it.high_watermark => CommitStatus::AboveHighWatermark,
+            Some(_) => CommitStatus::Valid,
+        };
+        let lag = bounds.map(|bounds| OffsetLag::new(offset, bounds));
+        let unsubscribed = self.group.has_left(&topic);
+        let partition = TopicPartition { topic, partition: key.number, topic_id: key.topic_id };
+        let metadata = row.metadata().to_owned();
+        Some(OffsetAndLag {
+            committed: Some(CommittedOffset { partition: Some(partition), offset, metadata }),
+            high_watermark: bounds.map(|it| it.high_watermark),
+            lag: lag.map(|it| it.lag),
+            log_start_offset: bounds.map(|it| it.log_start),
+            status: status.into(),
+            committed_at: Some(time::to_timestamp(row.changed_us())),
+            lost: lag.map(|it| it.lost),
+            unsubscribed,
+        })
+    }
+}
