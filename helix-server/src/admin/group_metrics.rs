@@ -54,18 +54,20 @@ pub(super) fn groups(page: &mut MetricsPage, node: &Node, shard: &Shard) {
         if let Some(changed_us) = changed_us {
             page.put_f64(MetricName::GroupLastCommit, &[&name], changed_us as f64 / 1e6);
         }
+        let mut unsubscribed_lag = 0;
         for (key, offset) in offsets {
             let Some(topic) = node.topic_of(key.topic_id) else { continue };
             let Some(bounds) = node.known_watermarks(key, offset) else { continue };
             let OffsetLag { lag, lost } = OffsetLag::new(offset, bounds);
-            let labels = [&*name, &topic.name, &key.number.to_string()];
             if unsubscribed.contains(&key.topic_id) {
-                page.put(MetricName::GroupUnsubscribedLag, &labels, lag);
+                unsubscribed_lag += lag;
                 continue;
             }
+            let labels = [&*name, &topic.name, &key.number.to_string()];
             page.put(MetricName::GroupLag, &labels, lag);
             page.put(MetricName::GroupLost, &labels, lost);
         }
+        page.put(MetricName::GroupUnsubscribedLag, &[&name], unsubscribed_lag);
     }
 }
 

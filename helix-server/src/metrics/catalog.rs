@@ -221,8 +221,8 @@ metrics! {
          high watermark; reported by the coordinator"
     GroupLost Gauge "helix_group_lost_records" ["group" "topic" "partition"]
         "Offsets that retention or a trim has removed before the group read them"
-    GroupUnsubscribedLag Gauge "helix_group_unsubscribed_lag_records" ["group" "topic" "partition"]
-        "Like helix_group_lag_records, in topics that no member of a group with members reads"
+    GroupUnsubscribedLag Gauge "helix_group_unsubscribed_lag_records" ["group"]
+        "Sum of the lag in topics that no member of a group with members subscribes to"
     GroupLastCommit Gauge "helix_group_last_commit_timestamp_seconds" ["group"]
         "Time of the group's last commit or seek, in seconds since the Unix epoch"
     GroupAssignments Counter "helix_group_assignments_total" []
