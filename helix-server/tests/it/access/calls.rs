@@ -152,7 +152,7 @@ pub(crate) fn examples(topic: &str) -> Vec<ExampleCall> {
             "GroupService/ForgetGroupTopic",
             ForgetGroupTopicRequest {
                 group: group.clone(),
-                topic: name.clone(),
+                topic: topic.to_owned(),
                 validate_only: true,
                 ..ForgetGroupTopicRequest::default()
             },
