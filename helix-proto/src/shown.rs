@@ -2,7 +2,6 @@
 //! Pure.
 
 use std::borrow::Cow;
-use std::fmt::Write;
 
 /// Returns a text as one line, with each character escaped that controls the terminal, ends the
 /// line, or changes the direction of the text around it: `\n`, `\u{1b}`, `\u{202e}`.
@@ -44,8 +43,7 @@ fn escape(text: &str, is_kept: impl Fn(char) -> bool) -> Cow<'_, str> {
         match character {
             _ if !is_wrong(character) => shown.push(character),
             '\n' | '\r' | '\t' => shown.extend(character.escape_default()),
-            // Writing to a string cannot fail.
-            _ => drop(write!(shown, "{}", character.escape_unicode())),
+            _ => shown.extend(character.escape_unicode()),
         }
     }
     Cow::Owned(shown)
