@@ -52,6 +52,14 @@ dist:
 readme:
     bash scripts/readme.sh
 
+# Build the wheel of the Python client into target/wheels; not published.
+python-wheel:
+    bash clients/python/wheel.sh target/python-venv release target/wheels
+
+# Build the Python client and test it against three real nodes.
+python-test *args:
+    bash clients/python/tests/run.sh target/python-test-venv target/debug/helix {{args}}
+
 # Run the bench: `just bench write --clients 4 --duration 5s`.
 bench *args:
     cargo run --release -p helix-bench -- {{args}}
