@@ -224,14 +224,17 @@ async fn measure(
     progress::step("reading the table back");
     let (found, records_left) = read_latest(admin, table, plan.args.keys).await?;
     let live_bytes = sent.key_count() as u64 * record_bytes(plan.args.size);
-    let held_bytes = settled.info.held_bytes;
+    let held = |info: &PartitionInfo| {
+        info.held_bytes.context("no node serves the table, so its size is unknown")
+    };
+    let held_bytes = held(&settled.info)?;
     let p99 = |report: &BenchReport| report.latency_us.map(|latency| latency.p99);
     let p99_ratio = p99(&report).zip(p99(&reference)).map(|(table, log)| table / log);
     Ok(Some(CompactionBenchRow {
         updates: end_offset(&settled.info),
         keys: sent.key_count(),
         live_bytes,
-        held_bytes_at_last_ack: at_last_ack.held_bytes,
+        held_bytes_at_last_ack: held(&at_last_ack)?,
         held_bytes,
         amplification: held_bytes as f64 / live_bytes.max(1) as f64,
         clean_percent_at_last_ack: clean_percent(&at_last_ack),

@@ -503,7 +503,7 @@ mod tests {
         let all = [keyed("a", random(50, 4)), keyed("b", random(500, 5)), keyed("c", vec![0; 90])];
         for codec in [None, Some(BatchCodec::Lz4), Some(BatchCodec::Zstd)] {
             let batch = BatchParts::from(compressed(&all, codec));
-            let mut compact_into = |goes: RecordFate| {
+            let compact_into = |goes: RecordFate| {
                 let judge = |record: KeyedRecord<'_>| {
                     if record.number == 0 { goes } else { RecordFate::Stays }
                 };

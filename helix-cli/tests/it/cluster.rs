@@ -3,10 +3,11 @@
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::process::Signal;
 use serde_json::Value;
+use tokio::time::Instant;
 
 use crate::harness::{CommandOutput, DevProcess, command, helix, json, outcome, signal, until};
 

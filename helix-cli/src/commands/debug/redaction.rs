@@ -100,7 +100,7 @@ mod tests {
     fn credentials_of_every_form_are_hidden() {
         for line in [
             format!("login failed token={TOKEN} peer=1.2.3.4:5"),
-            format!("{TOKEN}"),
+            TOKEN.to_owned(),
             format!("said \"{TOKEN}\","),
             format!("path=/t/{TOKEN}.txt"),
             format!("authorization: Bearer {JWT}"),

@@ -357,6 +357,7 @@ mod tests {
             topic_id: 7,
             partition_count,
             first_partition,
+            has_ended: false,
         }
     }
 

@@ -115,7 +115,7 @@ mod tests {
         connection.begin_calls();
         let mut calls: Vec<_> = (1..limits::CALLS_UNBEGUN_MAX).map(|_| handle.clone()).collect();
         assert!(connection.poll_begun(&context).is_ready());
-        calls.push(handle.clone());
+        calls.push(handle);
         assert_eq!(connection.unbegun_calls(), limits::CALLS_UNBEGUN_MAX);
         assert!(connection.poll_begun(&context).is_pending());
         let last = calls.pop();

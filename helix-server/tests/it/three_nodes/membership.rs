@@ -14,6 +14,7 @@ use helix_proto::log::v1::{
     MembershipPhase, ReadSource, Record, SubscribeRequest, WatchMetadataRequest,
 };
 use helix_server::config::ServerConfig;
+use helix_server::log::ProducerOwner;
 use helix_server::node::{LogLimits, Node};
 use helix_server::shard::ReadFrom;
 
@@ -303,7 +304,9 @@ async fn leader_behind_on_shard_0_removes_no_new_member() {
         for _ in 0..50 {
             count += 1;
             // Ignored: leadership may be changing.
-            let _ = three.first().await.cluster().init_producer(&format!("p{count}")).await;
+            let name = format!("p{count}");
+            let first = three.first().await;
+            let _ = first.cluster().init_producer(&name, ProducerOwner::ANONYMOUS).await;
         }
         let stopped = three.nodes[&behind].stopped();
         stopped.iter().any(|(shard, _)| *shard == 0).then_some(())
