@@ -38,6 +38,15 @@ pub(crate) fn group_hint(reason: ErrorReason) -> Option<&'static str> {
              helix group explain GROUP   shows what waits",
         ),
         R::OutcomeUnknown => Some("helix group history GROUP   shows what was applied"),
+        R::UndecodableBatch => Some(
+            "helix consume TOPIC --group GROUP --skip-undecodable   reads all other records\n\
+             helix topic alter TOPIC --validate-records on   rejects such batches",
+        ),
+        R::CorruptLog => Some(
+            "helix cluster health   with several nodes, the others rebuild the replica\n\
+             stop the node, then: helix wal verify DIR   names file and bytes\n\
+             a single node has no other replica: helix wal repair DIR   shows what a repair keeps",
+        ),
         _ => None,
     }
 }

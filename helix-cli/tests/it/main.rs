@@ -30,7 +30,7 @@ use harness::{DevProcess, ServerProcess, helix, json};
 fn create_produce_consume_trim_and_delete() {
     let node = ServerProcess::start();
     node.ok(&["topic", "create", "orders", "--partitions", "4"]);
-    assert_eq!(node.ok_with(&["produce", "orders"], "hello\n"), "");
+    assert_eq!(node.ok_with(&["produce", "orders", "-p", "0"], "hello\n"), "");
     assert_eq!(node.ok(&["consume", "orders", "--from", "earliest"]), "hello\n");
     assert_eq!(node.ok(&["consume", "orders", "--from", "latest"]), "");
 

@@ -115,7 +115,7 @@ mod tests {
         connection.begin_calls();
         let mut calls: Vec<_> = (1..limits::CALLS_UNBEGUN_MAX).map(|_| handle.clone()).collect();
         assert!(connection.poll_begun(&context).is_ready());
-        calls.push(handle);
+        calls.push(handle.clone());
         assert_eq!(connection.unbegun_calls(), limits::CALLS_UNBEGUN_MAX);
         assert!(connection.poll_begun(&context).is_pending());
         let last = calls.pop();
@@ -124,6 +124,7 @@ mod tests {
         drop(last);
         assert_eq!(wakes.load(Ordering::SeqCst), 1);
         assert!(connection.poll_begun(&Context::from_waker(Waker::noop())).is_ready());
+        drop(handle);
     }
 
     fn counting_waker() -> (Waker, Arc<AtomicUsize>) {
