@@ -8,7 +8,8 @@ out=$1
 mkdir -p "$out"
 cp LICENSE README.md CHANGELOG.md SECURITY.md CONTRIBUTING.md docker-compose.yml "$out/"
 cp -R docs "$out/"
-for path in clients/python/*.md clients/python/*.py helix-client/examples helix-server/examples \
+for path in clients/python/*.md clients/python/*.py clients/python/examples clients/ruby \
+    packaging/kubernetes helix-client/examples helix-server/examples \
     scripts/docker helix-proto/proto/helix/log; do
     mkdir -p "$out/$(dirname "$path")"
     cp -R "$path" "$out/$path"

@@ -145,7 +145,8 @@ impl<'a> RecordSender<'a> {
                         }
                     }
                     Ok(None) => {
-                        outcome = self.named.as_mut().map_or(Ok(()), |named| named.held(true).map(drop));
+                        let named = self.named.as_mut();
+                        outcome = named.map_or(Ok(()), |named| named.held(true).map(drop));
                         break;
                     }
                     Err(error) => {

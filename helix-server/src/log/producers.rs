@@ -174,7 +174,7 @@ impl ProducerTable {
     }
 
     /// Returns the sequence that the producer's next batch must have.
-    /// `None` where the producer is unknown, fenced by a later epoch, or owned by another principal.
+    /// `None` where the producer is unknown, fenced by a later epoch, or of another principal.
     pub fn next_sequence(&self, id: PartitionId, stamp: &ProducerStamp) -> Option<u64> {
         let row = self.rows.get(&(id, stamp.producer_id))?;
         match stamp.epoch.cmp(&row.epoch) {

@@ -123,7 +123,8 @@ impl ShardState {
             SequenceVerdict::Duplicate { first_offset } => {
                 Some(duplicate(partition, batch, first_offset))
             }
-            // No later entry gives an epoch to another principal, ends its fence, or changes a batch.
+            // No later entry gives an epoch to another principal, ends its fence or
+            // changes a batch.
             SequenceVerdict::Refuse(
                 refusal @ (Refusal::ProducerNotOwned { .. }
                 | Refusal::ProducerFenced { .. }
@@ -173,7 +174,7 @@ impl ShardState {
     }
 
     /// Returns the sequence that a producer's next batch on a partition must have.
-    /// `None` where the producer is unknown, fenced by a later epoch, or owned by another principal.
+    /// `None` where the producer is unknown, fenced by a later epoch, or of another principal.
     pub fn next_sequence(&self, id: PartitionId, stamp: &ProducerStamp) -> Option<u64> {
         self.producers.next_sequence(id, stamp)
     }

@@ -304,7 +304,8 @@ async fn refuses_invalid_handshakes() {
         assert!(status.message().contains(text), "{status:?}");
     }
     // Accepts a later version that still speaks this one.
-    RawStream::open(&node, pb::Opening { version_max: 7, ..opening() }).await.unwrap();
+    let newer = pb::Opening { version_max: next, ..opening() };
+    RawStream::open(&node, newer).await.unwrap();
     node.stop().await;
 }
 

@@ -2,9 +2,9 @@
 //!
 //! A file keeps the producer's identity. The service counts the records of an identity on each
 //! partition, so a resumed run skips that many records of its input there. For this the partition
-//! of each record must be the same in both runs: it follows from the key or the line number. What is
-//! skipped is compared with what was sent (`journal.rs`), before anything is appended. A run that
-//! ended well has nothing to resume.
+//! of each record must be the same in both runs: it follows from the key or the line number.
+//! Skipped records are compared with those that were sent (`journal.rs`), before anything is
+//! appended. A run that ended well has nothing to resume.
 
 use std::collections::{HashMap, VecDeque};
 use std::path::{Path, PathBuf};
@@ -55,7 +55,7 @@ struct Comparison {
     held_bytes: usize,
 }
 
-/// What to do with the next record of the input.
+/// Decision on the next record of the input.
 #[derive(Debug)]
 pub(super) enum NextRecord {
     /// The last run has appended it.

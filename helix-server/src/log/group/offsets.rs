@@ -3,8 +3,8 @@
 //! # Memory
 //! A row has 80 bytes: number, kind and flags (8), offset, previous offset and two times (32), the
 //! place of the last commit (16), the name of the committer, which its rows share (16), and a
-//! pointer (8). A vector of rows has an eighth to spare at most, so an offset takes 90 bytes. Only a
-//! row with metadata or with earlier events has a block of its own: 40 bytes, the metadata, and 48
+//! pointer (8). A vector of rows has an eighth to spare at most, so an offset takes 90 bytes. Only
+//! rows with metadata or with earlier events have their own block: 40 bytes, the metadata, and 48
 //! bytes for each event. A topic takes 48 bytes, and its name with 16 more.
 
 use std::sync::Arc;

@@ -174,7 +174,7 @@ async fn no_other_principal_occupies_an_unused_partition_or_epoch() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nobody_may_use_the_identity_of_a_stream_without_one() {
+async fn no_caller_may_use_the_identity_of_a_stream_without_one() {
     let (guarded, tokens) = start(in_memory(AuthSetting::Required)).await;
     let [alice, bob] = tokens.each_ref().map(|token| Writer::new(&guarded.server, token));
     let before = alice.init("").await;
@@ -214,7 +214,7 @@ async fn identities_keep_their_owner_across_a_restart_and_a_new_auth_mode() {
             expect_all_uses_refused(&alice, &bob, producer, 1).await;
             alice.append(batch(producer, 1, "second")).await.unwrap();
         }
-        // An identity of nobody: its producer gets another one, as the clients do on this reason.
+        // An identity without an owner: its producer gets another one, as clients do then.
         for writer in [&alice, &bob] {
             let status = writer.append(batch(open_id, 1, "stolen")).await.unwrap_err();
             assert_eq!(reason(&status), ErrorReason::UnknownProducer, "{status:?}");
