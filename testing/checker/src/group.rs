@@ -8,8 +8,9 @@
 //!   from the log start to its start was delivered to some member. So no record is skipped, and
 //!   records after an acknowledged commit are not delivered again.
 //! - A commit is not acknowledged if another member read the partition when it was sent.
-//! - A committed offset falls only to that of a commit with an unknown outcome, which may have
-//!   arrived late.
+//! - A copy of a commit that arrives after a later one was acknowledged is not acknowledged, unless
+//!   it changes nothing.
+//! - A committed offset never falls: readers do not go back, and nothing seeks.
 //! - A reader of a topic that was created again does not start without an error, if the group has
 //!   committed offsets of an earlier one only.
 
@@ -31,6 +32,8 @@ pub struct SentCommit {
     pub key: GroupPartitionKey,
     /// Offset.
     pub offset: u64,
+    /// Number among all commits, in the order in which they were sent.
+    number: u64,
     member: u32,
     /// Member that read the partition then, if it was another one.
     other_owner: Option<u32>,
@@ -71,8 +74,8 @@ struct PartitionUse {
     delivered: BTreeMap<u64, u64>,
     /// Highest acknowledged commit.
     acked: Option<u64>,
-    /// Commits that may still take effect: without a response, or with an unknown outcome.
-    open: Vec<(u32, u64)>,
+    /// Number and offset of the acknowledged commit that was sent last.
+    last_acked: Option<(u64, u64)>,
     /// Highest log start of a response.
     log_start: u64,
     /// A commit was sent.
@@ -87,6 +90,8 @@ pub struct GroupChecker {
     committed_topics: BTreeMap<String, BTreeSet<u64>>,
     /// Topics with commits that were sent.
     commit_sent: BTreeSet<u64>,
+    /// Commits that were sent.
+    sent: u64,
     counts: GroupCounts,
     violations: Vec<String>,
 }
@@ -115,9 +120,6 @@ impl GroupChecker {
         }
         if place.last_owner.is_some_and(|last| last != member) {
             self.counts.moves += 1;
-            // Commits of the earlier owner can no longer take effect.
-            place.acked = place.floor();
-            place.open.clear();
         }
         (place.owner, place.last_owner) = (Some(member), Some(member));
         place.position = position;
@@ -151,7 +153,7 @@ impl GroupChecker {
 
     /// Returns the offset below which no reader may start from now on.
     pub fn floor(&self, key: GroupPartitionKey) -> Option<u64> {
-        self.partitions.get(&key).and_then(PartitionUse::floor)
+        self.partitions.get(&key).and_then(|place| place.acked)
     }
 
     /// A reader starts at the group's offset. `floor` is that of the moment before the request.
@@ -212,7 +214,7 @@ impl GroupChecker {
 
     /// Returns the floors of all partitions that have one.
     pub fn floors(&self) -> BTreeMap<GroupPartitionKey, u64> {
-        let floors = self.partitions.iter().map(|(key, place)| (*key, place.floor()));
+        let floors = self.partitions.iter().map(|(key, place)| (*key, place.acked));
         floors.filter_map(|(key, floor)| Some((key, floor?))).collect()
     }
 
@@ -262,16 +264,22 @@ impl GroupChecker {
     /// A member sends a commit.
     pub fn send_commit(&mut self, member: u32, key: GroupPartitionKey, offset: u64) -> SentCommit {
         let place = self.partitions.entry(key).or_default();
-        place.open.push((member, offset));
         place.has_commits = true;
         self.commit_sent.insert(key.topic_id);
+        self.sent += 1;
         let other_owner = place.owner.filter(|owner| *owner != member);
-        SentCommit { key, offset, member, other_owner }
+        SentCommit { key, offset, number: self.sent, member, other_owner }
+    }
+
+    /// A copy of a commit that was sent before is sent.
+    pub fn send_copy(&mut self, commit: SentCommit) -> SentCommit {
+        let owner = self.partitions.get(&commit.key).and_then(|place| place.owner);
+        SentCommit { other_owner: owner.filter(|owner| *owner != commit.member), ..commit }
     }
 
     /// A commit was acknowledged.
     pub fn commit_acked(&mut self, topic: &str, commit: SentCommit) {
-        let SentCommit { key, offset, member, other_owner } = commit;
+        let SentCommit { key, offset, number, member, other_owner } = commit;
         self.counts.commits += 1;
         if let Some(other) = other_owner {
             self.violations.push(format!(
@@ -279,41 +287,23 @@ impl GroupChecker {
                  {other} read the partition before it was sent"
             ));
         }
-        self.close(commit);
         let place = self.partitions.entry(key).or_default();
+        if let Some((_, later)) =
+            place.last_acked.filter(|last| last.0 > number && last.1 != offset)
+        {
+            self.violations.push(format!(
+                "{key:?}: the commit of {offset} by member {member} is acknowledged after a later \
+                 one of {later}"
+            ));
+        }
+        place.last_acked = place.last_acked.max(Some((number, offset)));
         place.acked = place.acked.max(Some(offset));
         self.committed_topics.entry(topic.to_owned()).or_default().insert(key.topic_id);
     }
 
-    /// A commit was refused for certain.
-    pub fn commit_refused(&mut self, commit: SentCommit) {
-        self.close(commit);
-    }
-
-    fn close(&mut self, commit: SentCommit) {
-        let Some(place) = self.partitions.get_mut(&commit.key) else { return };
-        let open = (commit.member, commit.offset);
-        if let Some(at) = place.open.iter().position(|it| *it == open) {
-            place.open.remove(at);
-        }
-    }
-
-    /// A replica's committed offset fell without a seek.
+    /// A replica's committed offset fell.
     pub fn offset_fell(&mut self, key: GroupPartitionKey, from: u64, to: Option<u64>) {
-        let place = self.partitions.get(&key);
-        let is_open = |to: u64| place.is_some_and(|it| it.open.iter().any(|open| open.1 == to));
-        if !to.is_some_and(is_open) {
-            self.violations
-                .push(format!("{key:?}: the committed offset fell from {from} to {to:?}"));
-        }
-    }
-}
-
-impl PartitionUse {
-    /// Returns the highest acknowledged commit, or an open commit that may have replaced it.
-    fn floor(&self) -> Option<u64> {
-        let lowest_open = self.open.iter().map(|(_, offset)| *offset).min();
-        self.acked.map(|acked| lowest_open.map_or(acked, |open| acked.min(open)))
+        self.violations.push(format!("{key:?}: the committed offset fell from {from} to {to:?}"));
     }
 }
 
@@ -381,9 +371,6 @@ mod tests {
         assert!(is_found(&group, "read by member 2 and by 3"));
         let mut group = handed_over();
         let commit = group.send_commit(1, KEY, 10);
-        group.commit_refused(commit);
-        assert!(group.violations().is_empty());
-        let commit = group.send_commit(1, KEY, 10);
         group.commit_acked("t", commit);
         assert!(is_found(&group, "although 2 read the partition"));
         let mut group = handed_over();
@@ -392,27 +379,38 @@ mod tests {
     }
 
     #[test]
-    fn late_commit_may_lower_the_offset_only_while_it_may_arrive() {
+    fn late_copy_of_a_commit_must_have_no_effect() {
         let mut group = GroupChecker::default();
         group.claim(1, KEY, None);
         group.deliver(1, KEY, 0, 10);
         // No response.
-        group.send_commit(1, KEY, 5);
+        let late = group.send_commit(1, KEY, 5);
+        let same = group.send_commit(1, KEY, 10);
         let commit = group.send_commit(1, KEY, 10);
         group.commit_acked("t", commit);
-        assert_eq!(group.floor(KEY), Some(5));
-        group.offset_fell(KEY, 10, Some(5));
+        assert_eq!(group.floor(KEY), Some(10));
+        let copy = group.send_copy(same);
+        group.commit_acked("t", copy);
         assert!(group.violations().is_empty());
-        group.give_up(1, KEY);
-        group.claim(2, KEY, None);
-        assert!(!group.is_read(KEY));
-        group.start("t", KEY, Some(5), at(5));
-        assert!(!group.is_read(KEY));
-        group.deliver(2, KEY, 5, 10);
-        assert!(group.is_read(KEY));
-        let commit = group.send_commit(2, KEY, 10);
-        group.commit_acked("t", commit);
-        assert_eq!((group.floor(KEY), group.counts().repeated), (Some(10), 5));
+        let copy = group.send_copy(late);
+        group.commit_acked("t", copy);
+        assert!(is_found(
+            &group,
+            "commit of 5 by member 1 is acknowledged after a later one of 10"
+        ));
+    }
+
+    #[test]
+    fn copy_of_a_former_reader_and_a_fallen_offset_are_found() {
+        let mut group = handed_over();
+        let commit = group.send_commit(2, KEY, 12);
+        group.give_up(2, KEY);
+        group.claim(3, KEY, None);
+        let copy = group.send_copy(commit);
+        group.commit_acked("t", copy);
+        assert!(is_found(&group, "although 3 read the partition"));
+        let mut group = handed_over();
+        group.send_commit(2, KEY, 5);
         group.offset_fell(KEY, 10, Some(5));
         assert!(is_found(&group, "fell from 10 to Some(5)"));
     }

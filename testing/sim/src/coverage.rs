@@ -52,6 +52,7 @@ pub enum CoverageMark {
     ConditionMet,
     ConditionRefused,
     GapRefused,
+    ReusedSequenceRefused,
     FalseBatchRefused,
     ElectionForced,
     NodeWiped,
@@ -86,6 +87,7 @@ pub enum CoverageMark {
     GroupMemberAbsent,
     GroupMemberFenced,
     GroupCommitFenced,
+    GroupLateCommitRefused,
     GroupNameTakenOver,
     GroupCommitOutOfRange,
     GroupTopicGrown,
@@ -98,7 +100,7 @@ pub enum CoverageMark {
 }
 
 impl CoverageMark {
-    pub const ALL: [Self; 84] = [
+    pub const ALL: [Self; 86] = [
         Self::LeaderChange,
         Self::LeaderChangeWithBatchInFlight,
         Self::LeaderCutOff,
@@ -140,6 +142,7 @@ impl CoverageMark {
         Self::ConditionMet,
         Self::ConditionRefused,
         Self::GapRefused,
+        Self::ReusedSequenceRefused,
         Self::FalseBatchRefused,
         Self::ElectionForced,
         Self::NodeWiped,
@@ -174,6 +177,7 @@ impl CoverageMark {
         Self::GroupMemberAbsent,
         Self::GroupMemberFenced,
         Self::GroupCommitFenced,
+        Self::GroupLateCommitRefused,
         Self::GroupNameTakenOver,
         Self::GroupCommitOutOfRange,
         Self::GroupTopicGrown,

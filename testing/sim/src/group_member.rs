@@ -3,7 +3,8 @@
 //! Each slot runs one member after another on a host of its own. A member joins by names or a
 //! pattern, sends heartbeats, reads its partitions from the group's offsets through Fetch or
 //! Subscribe, and commits. Until the group is to be calm it may crash, leave, change its
-//! subscription or be absent for longer than its session, and some have a static name.
+//! subscription or be absent for longer than its session, and some have a static name. Copies of
+//! commits arrive again later.
 //!
 //! A member obeys the contract of `GroupService`: it stops reading a partition before it sends a
 //! heartbeat that leaves it out, and once its session may be over.
@@ -11,7 +12,7 @@
 mod commits;
 mod reader;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use futures_util::future::join_all;
@@ -97,6 +98,8 @@ pub struct MemberSlot {
     coordinator: usize,
     /// Node of the last successful heartbeat.
     last_coordinator: Option<usize>,
+    /// Commits of the slot's members that arrive again.
+    copies: VecDeque<commits::CommitCopy>,
     rng: StdRng,
 }
 
@@ -180,6 +183,7 @@ impl MemberSlot {
             nodes,
             coordinator: 0,
             last_coordinator: None,
+            copies: VecDeque::new(),
             rng,
         })
     }
@@ -279,6 +283,9 @@ impl MemberSlot {
             }
             if self.rng.random_bool(0.2) || self.context.group.is_calm() {
                 self.commit(member, None).await;
+            }
+            if self.rng.random_bool(0.05) {
+                self.send_copy().await;
             }
             if self.rng.random_bool(0.01) {
                 self.check_offsets().await;

@@ -1,7 +1,7 @@
 //! Checks the consumer group on all nodes, below their API:
 //!
 //! - A partition has one owner, and is in one member's target.
-//! - Epochs never fall, and committed offsets fall only with a late commit.
+//! - Epochs and committed offsets never fall.
 //! - Replicas that applied the same entries have equal groups. At the same epoch of the group they
 //!   have the same members, with the same epochs.
 //! - A group that is left alone becomes stable: its members are those that run, and every partition

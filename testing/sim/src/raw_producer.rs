@@ -1,7 +1,8 @@
 //! A producer without `helix-client`, as a client in another language might be.
 //!
-//! It sends a batch to several nodes at once, repeats batches that were acknowledged long ago, and
-//! sends sequence numbers that leave a gap. It knows the correct response to each.
+//! It sends a batch to several nodes at once, repeats batches that were acknowledged long ago,
+//! leaves gaps between sequence numbers, and reuses sequence numbers as another program with the
+//! same identity might do. It knows the correct response to each.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -132,6 +133,10 @@ impl RawProducer {
                     self.lie().await;
                     true
                 }
+                1 if !acked.is_empty() && self.rng.random_bool(0.5) => {
+                    let at = self.rng.random_range(0..acked.len());
+                    self.reuse(identity, &acked[at].clone()).await
+                }
                 1..3 if !acked.is_empty() => {
                     let at = self.rng.random_range(0..acked.len());
                     self.repeat(identity, &acked[at].clone()).await;
@@ -157,9 +162,13 @@ impl RawProducer {
     }
 
     fn next_batch(&mut self) -> (BatchKey, EncodedBatch) {
+        let records = self.rng.random_range(1..=self.context.plan.records_max);
+        self.next_batch_of(records)
+    }
+
+    fn next_batch_of(&mut self, records: u32) -> (BatchKey, EncodedBatch) {
         let key = BatchKey { producer: self.producer, number: self.number };
         self.number += 1;
-        let records = self.rng.random_range(1..=self.context.plan.records_max);
         let partition = self.partition;
         self.context.recorder.add(HistoryEvent::Invoked { key, partition, records, stream: None });
         (key, payload::compressed(key, payload::build(key, records)))
@@ -252,21 +261,39 @@ impl RawProducer {
 
     /// Sends a batch that leaves a gap, which must be rejected. Returns `false` if it was accepted.
     async fn leave_gap(&mut self, identity: ProducerIdentity, sequence: u64) -> bool {
-        let (key, batch) = self.next_batch();
+        let batch = self.next_batch();
+        self.send_false(identity, sequence + GAP, batch, "leaves a gap").await
+    }
+
+    /// Sends other records with the sequence and the count of an acknowledged batch. They must be
+    /// rejected: as a duplicate they would be acknowledged, and be nowhere.
+    async fn reuse(&mut self, identity: ProducerIdentity, acked: &AckedBatch) -> bool {
+        let batch = self.next_batch_of(acked.batch.record_count);
+        self.send_false(identity, acked.sequence, batch, "reuses a sequence").await
+    }
+
+    /// Sends a batch with a false sequence. Returns `false` if it was accepted.
+    async fn send_false(
+        &mut self,
+        identity: ProducerIdentity,
+        sequence: u64,
+        (key, batch): (BatchKey, EncodedBatch),
+        fault: &str,
+    ) -> bool {
         let node = self.random_node();
-        match self.send(node, identity, sequence + GAP, &batch).await {
+        match self.send(node, identity, sequence, &batch).await {
             Some(Ok(ack)) => {
                 self.context.recorder.add(HistoryEvent::Unknown { key });
                 let offset = ack.first_offset.unwrap_or(0);
-                self.record_violation(
-                    offset,
-                    format!("{key} leaves a gap and was accepted: {ack:?}"),
-                );
+                self.record_violation(offset, format!("{key} {fault} and was accepted: {ack:?}"));
                 false
             }
             Some(Err(error)) if !error.may_have_applied => {
                 if error.is(ErrorReason::OutOfOrderSequence) {
                     self.context.marks.hit(CoverageMark::GapRefused);
+                }
+                if error.is(ErrorReason::SequenceReused) {
+                    self.context.marks.hit(CoverageMark::ReusedSequenceRefused);
                 }
                 self.context.recorder.add(HistoryEvent::Failed { key });
                 true

@@ -1,18 +1,32 @@
-//! A member's commits, and the offsets that they leave.
+//! A member's commits, late copies of them, and the offsets that they leave.
 
 use std::collections::BTreeSet;
 
 use helix_checker::{GroupPartitionKey, SentCommit};
+use helix_client::Error;
 use helix_proto::log::v1::{
-    CommitOffsetsRequest, CommittedOffset, DescribeGroupRequest, ErrorReason, GetOffsetsRequest,
-    TopicPartition,
+    CommitOffsetsRequest, CommitOffsetsResponse, CommittedOffset, DescribeGroupRequest,
+    ErrorReason, GetOffsetsRequest, TopicPartition,
 };
+use rand::RngExt;
 use tokio::time::{Instant, sleep};
 
 use super::{
     ATTEMPTS_MAX, Member, MemberSlot, RESPONSE_TIMEOUT, Reading, call, is_fenced, key_of, millis,
 };
 use crate::coverage::CoverageMark;
+
+/// Probability that a copy of a commit is kept.
+const COPIED: f64 = 0.3;
+
+/// Copies that a slot keeps.
+const COPIES_MAX: usize = 8;
+
+/// Copy of a commit that was applied, or may have been. It arrives again after others.
+pub(super) struct CommitCopy {
+    request: CommitOffsetsRequest,
+    sent: Vec<(String, SentCommit)>,
+}
 
 impl MemberSlot {
     /// Commits what was read in these partitions, or in all.
@@ -69,7 +83,8 @@ impl MemberSlot {
             offsets_epoch: None,
         };
         let mut node = self.node();
-        let response = call(RESPONSE_TIMEOUT, node.group.commit_offsets(request)).await;
+        let response = call(RESPONSE_TIMEOUT, node.group.commit_offsets(request.clone())).await;
+        self.keep_copy(request, &sent, &response);
         let mut checker = self.context.group.checker();
         let error = match response {
             Ok(_) => {
@@ -87,9 +102,6 @@ impl MemberSlot {
             }
             Err(error) => error,
         };
-        if error.as_ref().is_some_and(|error| !error.may_have_applied) {
-            sent.iter().for_each(|(_, commit, _)| checker.commit_refused(*commit));
-        }
         drop(checker);
         let text = error.as_ref().map_or("no response".to_owned(), ToString::to_string);
         self.note(member, &format!("commit failed: {text}"));
@@ -135,6 +147,55 @@ impl MemberSlot {
                 self.reroute(Some(&error));
                 false
             }
+        }
+    }
+
+    /// Keeps some copies of the commits that were applied, or may have been.
+    fn keep_copy(
+        &mut self,
+        request: CommitOffsetsRequest,
+        sent: &[(String, SentCommit, bool)],
+        response: &Result<CommitOffsetsResponse, Option<Error>>,
+    ) {
+        let is_refused =
+            |error: &Option<Error>| error.as_ref().is_some_and(|error| !error.may_have_applied);
+        if response.as_ref().is_err_and(is_refused) || !self.rng.random_bool(COPIED) {
+            return;
+        }
+        if self.copies.len() == COPIES_MAX {
+            self.copies.pop_front();
+        }
+        let sent = sent.iter().map(|(topic, commit, _)| (topic.clone(), *commit)).collect();
+        self.copies.push_back(CommitCopy { request, sent });
+    }
+
+    /// Sends one of the copies, also of an earlier member of the slot. It must have no effect if a
+    /// later commit was acknowledged, or if another member reads.
+    pub(super) async fn send_copy(&mut self) {
+        if self.copies.is_empty() {
+            return;
+        }
+        let at = self.rng.random_range(0..self.copies.len());
+        let Some(CommitCopy { request, sent }) = self.copies.remove(at) else { return };
+        let sent: Vec<(String, SentCommit)> = {
+            let mut checker = self.context.group.checker();
+            sent.into_iter().map(|(topic, commit)| (topic, checker.send_copy(commit))).collect()
+        };
+        let mut node = match self.rng.random_bool(0.2) {
+            true => self.random_node(),
+            false => self.node(),
+        };
+        match call(RESPONSE_TIMEOUT, node.group.commit_offsets(request)).await {
+            Ok(_) => {
+                let mut checker = self.context.group.checker();
+                for (topic, commit) in &sent {
+                    checker.commit_acked(topic, *commit);
+                }
+            }
+            Err(Some(error)) if error.is(ErrorReason::StaleCommit) => {
+                self.context.marks.hit(CoverageMark::GroupLateCommitRefused);
+            }
+            Err(_) => {}
         }
     }
 
