@@ -134,7 +134,7 @@ fn closed_output_changes_no_failure() {
         (&["group", "explain", "readers", "--addr", addr], "", 0),
         (&["group", "history", "readers", "--addr", addr], "", 0),
         (&["group", "reset", "readers", "--to", "latest", "--addr", addr], "", 0),
-        (&["group", "forget", "readers", "default", "--yes", "--addr", addr], "", 0),
+        (&["group", "forget", "none", "default", "--yes", "--addr", addr], "", 3),
         (&["group", "delete", "none", "--yes", "--addr", addr], "", 3),
         (&["token", "create", "ana", "--addr", addr], "", 0),
         (&["token", "list", "--addr", addr], "", 0),
