@@ -132,23 +132,23 @@ struct PartitionRow {
     partition: u32,
     leader_node_id: Option<u64>,
     replicas: Vec<u64>,
-    log_start_offset: u64,
-    high_watermark: u64,
+    log_start_offset: Option<u64>,
+    high_watermark: Option<u64>,
     shard_id: u32,
-    live_bytes: u64,
-    held_bytes: u64,
+    live_bytes: Option<u64>,
+    held_bytes: Option<u64>,
     fencing_token: Option<String>,
 }
 
 impl From<PartitionInfo> for PartitionRow {
     fn from(info: PartitionInfo) -> Self {
-        let marks = info.watermarks.unwrap_or_default();
+        let marks = info.watermarks;
         Self {
             partition: info.partition,
             leader_node_id: info.leader.map(|it| it.node_id).filter(|id| *id > 0),
             replicas: info.replicas,
-            log_start_offset: marks.log_start_offset,
-            high_watermark: marks.high_watermark,
+            log_start_offset: marks.map(|it| it.log_start_offset),
+            high_watermark: marks.map(|it| it.high_watermark),
             shard_id: info.shard_id,
             live_bytes: info.live_bytes,
             held_bytes: info.held_bytes,
@@ -369,9 +369,9 @@ pub(crate) struct GroupOffsetRow {
     partition: PartitionTuple,
     offset: u64,
     metadata: String,
-    high_watermark: u64,
-    lag: u64,
-    log_start_offset: u64,
+    high_watermark: Option<u64>,
+    lag: Option<u64>,
+    log_start_offset: Option<u64>,
     status: String,
     committed_at: Option<SystemTime>,
 }

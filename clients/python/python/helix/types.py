@@ -116,16 +116,19 @@ class TopicConfig:
 
 @dataclass(frozen=True)
 class PartitionInfo:
-    """State of a partition. `leader_node_id` is None while it has no leader."""
+    """State of a partition. `leader_node_id` is None while it has no leader.
+
+    Offsets and sizes (bytes) are None where the called node does not serve the partition's shard.
+    """
 
     partition: int
     leader_node_id: int | None
     replicas: list[int]
-    log_start_offset: int
-    high_watermark: int
+    log_start_offset: int | None
+    high_watermark: int | None
     shard_id: int
-    live_bytes: int
-    held_bytes: int
+    live_bytes: int | None
+    held_bytes: int | None
     fencing_token: str | None
 
 
@@ -236,14 +239,17 @@ class GroupSummary:
 
 @dataclass(frozen=True)
 class GroupOffset:
-    """A committed offset. `lag` is the number of records after it."""
+    """A committed offset. `lag` is the number of records after it that can be read.
+
+    `lag` and the offsets of the partition are None where the called node does not know them.
+    """
 
     partition: Partition
     offset: int
     metadata: str
-    high_watermark: int
-    lag: int
-    log_start_offset: int
+    high_watermark: int | None
+    lag: int | None
+    log_start_offset: int | None
     status: str
     committed_at: datetime | None
 
