@@ -177,6 +177,10 @@ impl Node {
             version: version.clone(),
             peer_addr: peer_addr.clone(),
         };
+        // A node that was removed and added again first applies its earlier registration.
+        if self.nodes().contains(&entry) && !self.is_single_node() {
+            self.cluster.catch_up().await?;
+        }
         if !self.nodes().contains(&entry) {
             let command = ClusterCommand::RegisterNode { node_id, endpoint, version, peer_addr };
             self.cluster.command(command).await?;
