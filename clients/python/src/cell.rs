@@ -8,7 +8,7 @@ use crate::failure::Failed;
 
 /// A reader whose wait for the next event is cancel safe.
 pub(crate) trait EventReader: Send {
-    /// What it reads.
+    /// Event that the reader waits for.
     type Event: Send;
 
     /// Waits for the next event.
