@@ -28,6 +28,7 @@ mod offset_lookup;
 mod output;
 mod partitions;
 mod position;
+mod progress;
 mod reasons;
 mod report;
 mod result_schemas;

@@ -10,7 +10,7 @@
 use std::collections::BTreeSet;
 use std::fmt;
 use std::io::{self, ErrorKind, IsTerminal, Write};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use anyhow::Context;
 use helix_proto::shown;
@@ -91,7 +91,7 @@ impl std::error::Error for StdoutClosed {}
 /// # Errors
 /// [`StdoutClosed`], or another failure of the write.
 pub(crate) fn write(data: &[u8]) -> anyhow::Result<()> {
-    set_note(None);
+    clear_last_line();
     let mut out = io::stdout().lock();
     match out.write_all(data).and_then(|()| out.flush()) {
         Err(error) if error.kind() == ErrorKind::BrokenPipe => Err(StdoutClosed.into()),
@@ -133,22 +133,48 @@ pub(crate) fn write_message_line(message: fmt::Arguments<'_>) {
 /// Writes a message to standard error as it is. A message that cannot be written is dropped:
 /// `eprint!` would panic.
 pub(crate) fn write_message(message: fmt::Arguments<'_>) {
-    set_note(None);
+    clear_last_line();
     let _ = io::stderr().write_fmt(message);
 }
 
-/// True while the last line of the terminal is a note.
-static HAS_NOTE: AtomicBool = AtomicBool::new(false);
+/// What the terminal's last line shows while nothing is printed.
+#[derive(Debug)]
+struct LastLine {
+    /// What the command waits for; it hides the progress.
+    note: Option<String>,
+    progress: Option<String>,
+    is_shown: bool,
+}
+
+static LAST_LINE: Mutex<LastLine> =
+    Mutex::new(LastLine { note: None, progress: None, is_shown: false });
 
 /// Replaces the note on the terminal's last line, or removes it.
 pub(crate) fn set_note(note: Option<&str>) {
-    let had_note = HAS_NOTE.swap(note.is_some(), Ordering::Relaxed);
-    if had_note || note.is_some() {
+    change_last_line(|line| line.note = note.map(str::to_owned));
+}
+
+/// Replaces the progress on the terminal's last line, or removes it.
+pub(crate) fn set_progress(progress: Option<String>) {
+    change_last_line(|line| line.progress = progress);
+}
+
+/// Removes the last line before something is printed. The next change shows it again.
+fn clear_last_line() {
+    change_last_line(|line| (line.note, line.progress) = (None, None));
+}
+
+fn change_last_line(change: impl FnOnce(&mut LastLine)) {
+    let mut line = LAST_LINE.lock().unwrap_or_else(PoisonError::into_inner);
+    change(&mut line);
+    let text = line.note.as_deref().or(line.progress.as_deref());
+    if line.is_shown || text.is_some() {
         // A wrapped line could not be replaced.
-        let note = shown::one_line(note.unwrap_or_default());
-        let note: String = note.chars().take(terminal_width() - 1).collect();
-        let _ = io::stderr().write_fmt(format_args!("\r\x1b[K{note}"));
+        let text = shown::one_line(text.unwrap_or_default());
+        let text: String = text.chars().take(terminal_width() - 1).collect();
+        let _ = io::stderr().write_fmt(format_args!("\r\x1b[K{text}"));
     }
+    line.is_shown = line.note.is_some() || line.progress.is_some();
 }
 
 /// Prints a line to standard error, if it can be written.

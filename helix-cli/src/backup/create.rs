@@ -27,11 +27,11 @@ use super::manifest::{
     GapCause, Manifest, SavedGap, SavedPartition, SavedTopic, SavedTopicConfig, batch_file,
     topic_directory,
 };
-use super::progress::ProgressLine;
 use crate::args::GlobalArgs;
 use crate::connect::connect;
 use crate::exit::{self, CliError, Exit};
 use crate::output::{Output, message};
+use crate::progress::ProgressLine;
 use crate::{clock, files, offset_lookup, units};
 
 /// Payload requested by one fetch.

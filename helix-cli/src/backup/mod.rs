@@ -4,7 +4,6 @@
 mod batches;
 pub(crate) mod create;
 mod manifest;
-mod progress;
 pub(crate) mod restore;
 pub(crate) mod verify;
 

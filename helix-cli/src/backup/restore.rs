@@ -24,13 +24,13 @@ use super::batches::{BatchFileReader, FileDamage, is_dense, record_count_from};
 use super::manifest::{
     SavedGap, SavedPartition, SavedTopic, batch_file, load_complete, select_topics,
 };
-use super::progress::ProgressLine;
 use super::verify;
 use crate::args::{GlobalArgs, RestoreArgs};
 use crate::connect::connect;
 use crate::exit::{self, CliError, Exit};
 use crate::offset_lookup;
 use crate::output::Output;
+use crate::progress::ProgressLine;
 
 /// Maximum number of unacknowledged batches.
 const IN_FLIGHT_MAX: usize = 64;

@@ -1,9 +1,14 @@
 //! `helix consume`: prints records from a position on, up to an end or continuously.
 //! Records of a partition are printed in log order; partitions are interleaved.
 
+use std::collections::BTreeMap;
+use std::io::{IsTerminal, stdout};
+
 use anyhow::Context;
+use bytes::Bytes;
 use helix_client::{
-    Client, Event, Position as ClientPosition, ReadOptions, ReadSource, ReadStart, TopicRef,
+    Client, ConsumedRecord, Event, Position as ClientPosition, ReadOptions, ReadSource, ReadStart,
+    Records, TopicRef,
 };
 
 use super::records::RecordPrinter;
@@ -14,6 +19,7 @@ use crate::exit::{CliError, Exit};
 use crate::offset_lookup::{self, PartitionBounds};
 use crate::output::message;
 use crate::position::{PositionArg, PositionRange};
+use crate::progress::ProgressLine;
 use crate::stdout_reader;
 
 pub(crate) async fn run(global: &GlobalArgs, args: &ConsumeArgs) -> anyhow::Result<()> {
@@ -32,6 +38,7 @@ pub(crate) async fn run(global: &GlobalArgs, args: &ConsumeArgs) -> anyhow::Resu
         check_start_is_reached(&range, &bounds)?;
     }
     let starts = ranges.iter().filter_map(|range| range.start(topic)).collect();
+    let mut progress = ReadProgress::new(global, args, &ranges);
     let all_partitions = args.partitions.is_empty() && range.until.is_none();
     let mut options = read_options(&client, source, args.follow);
     options.new_partitions = args.follow && all_partitions;
@@ -39,7 +46,7 @@ pub(crate) async fn run(global: &GlobalArgs, args: &ConsumeArgs) -> anyhow::Resu
     if args.follow {
         options.on_recreate = args.recreate.into();
     }
-    read(&client, starts, args.max_records, options, args.follow, &mut printer)
+    read(&client, starts, args.max_records, options, &mut printer, &mut progress)
         .await
         .with_context(|| format!("read {}", args.topic))
 }
@@ -147,15 +154,74 @@ fn check_start_is_reached(range: &PositionRange, bounds: &[PartitionBounds]) -> 
     Err(failure.hint("use an earlier offset, latest or -100\nuse --follow to wait for it").into())
 }
 
+/// The progress of a read whose records are not printed on a terminal.
+#[derive(Debug)]
+pub(crate) struct ReadProgress {
+    line: ProgressLine,
+    follow: bool,
+    records_read: u64,
+    records_max: Option<u64>,
+    /// Offset after the last record of each partition.
+    positions: BTreeMap<u32, u64>,
+    offsets_read: u64,
+    offsets_total: u64,
+}
+
+impl ReadProgress {
+    fn new(global: &GlobalArgs, args: &ConsumeArgs, ranges: &[ReadRange]) -> Self {
+        let positions = ranges.iter().map(|range| (range.partition, range.from)).collect();
+        let length = |range: &ReadRange| range.until.map_or(0, |it| it.saturating_sub(range.from));
+        let line = match stdout().is_terminal() {
+            true => ProgressLine::hidden(),
+            false => ProgressLine::new(global, "reading"),
+        };
+        let offsets_total = ranges.iter().map(length).sum();
+        let records_max = args.max_records;
+        Self { line, positions, offsets_total, records_max, ..Self::hidden(args.follow) }
+    }
+
+    /// Returns the progress of a read that shows none.
+    pub(crate) fn hidden(follow: bool) -> Self {
+        Self {
+            line: ProgressLine::hidden(),
+            follow,
+            records_read: 0,
+            records_max: None,
+            positions: BTreeMap::new(),
+            offsets_read: 0,
+            offsets_total: 0,
+        }
+    }
+
+    fn add(&mut self, data: &Records) {
+        let Some(last) = data.records.last() else { return };
+        let next = last.offset + 1;
+        let position = self.positions.insert(data.partition, next).unwrap_or(next);
+        self.offsets_read += next.saturating_sub(position);
+        let records = data.records.len() as u64;
+        self.records_read += records;
+        match self.records_max {
+            // A topic may end before.
+            Some(max) if max < self.offsets_total => self.line.set_work(self.records_read, max),
+            _ if self.follow => {}
+            _ => self.line.set_work(self.offsets_read, self.offsets_total),
+        }
+        let length = |bytes: &Option<Bytes>| bytes.as_ref().map_or(0, |bytes| bytes.len() as u64);
+        let bytes = |record: &ConsumedRecord| length(&record.key) + length(&record.value);
+        self.line.add(&data.topic, records, data.records.iter().map(bytes).sum());
+    }
+}
+
 /// Reads and prints records until every partition has reached its end.
 pub(crate) async fn read(
     client: &Client,
     starts: Vec<ReadStart>,
     max_records: Option<u64>,
     options: ReadOptions,
-    follow: bool,
     printer: &mut RecordPrinter,
+    progress: &mut ReadProgress,
 ) -> anyhow::Result<()> {
+    let follow = progress.follow;
     let mut remaining = max_records.unwrap_or(u64::MAX);
     if starts.is_empty() || remaining == 0 {
         return Ok(());
@@ -175,6 +241,7 @@ pub(crate) async fn read(
         match event {
             Ok(Event::Data(data)) => {
                 skipped.add(&data.undecodable);
+                progress.add(&data);
                 for record in &data.records {
                     printer.print(&data.topic, data.partition, record)?;
                     remaining -= 1;

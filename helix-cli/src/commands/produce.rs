@@ -8,7 +8,7 @@ mod json_record;
 mod named;
 pub(crate) mod summary;
 
-use std::io::IsTerminal;
+use std::io::{IsTerminal, stdin};
 use std::time::Duration;
 
 use anyhow::Context;
@@ -23,6 +23,7 @@ use crate::connect::connect;
 use crate::exit::{self, CliError, Exit};
 use crate::interrupt::{interrupted, interrupted_again};
 use crate::output::{Output, message};
+use crate::progress::ProgressLine;
 use input::{InputRecord, RecordInput};
 use named::{NamedRun, NextRecord};
 use summary::{FailedBatch, LineTarget, ProduceSummary};
@@ -40,11 +41,17 @@ pub(crate) async fn run(global: &GlobalArgs, args: &ProduceArgs) -> anyhow::Resu
         sender = prepared => sender?,
         () = interrupted() => return Err(CliError::interrupted().into()),
     };
-    if input.is_standard_input() && std::io::stdin().is_terminal() && !global.quiet {
+    let is_typed = input.is_standard_input() && stdin().is_terminal();
+    if is_typed && !global.quiet {
         message!("one record per line; end with Ctrl-D");
     }
     let mut summary = ProduceSummary::new(&args.topic);
-    let outcome = sender.send_all(input, &mut summary).await;
+    let mut progress = match is_typed {
+        true => ProgressLine::hidden(),
+        false => ProgressLine::new(global, "appending to"),
+    };
+    let outcome = sender.send_all(input, &mut summary, &mut progress).await;
+    drop(progress);
     // Acked records are reported even after a failure.
     if global.output.is_json() {
         return Output { format: global.output }.show_with_verdict(&summary, outcome);
@@ -122,12 +129,14 @@ impl<'a> RecordSender<'a> {
         &mut self,
         mut input: RecordInput,
         summary: &mut ProduceSummary,
+        progress: &mut ProgressLine,
     ) -> anyhow::Result<()> {
         let mut acks = PendingAcks::new();
         let stop = interrupted();
         tokio::pin!(stop);
         let mut outcome = Ok(());
         let mut failed = None;
+        let mut read = 0;
         while outcome.is_ok() && failed.is_none() {
             tokio::select! {
                 Some((target, ack)) = acks.next(), if !acks.is_empty() => {
@@ -136,6 +145,7 @@ impl<'a> RecordSender<'a> {
                 record = input.next() => match record {
                     Ok(Some(record)) => {
                         let number = input.count();
+                        note_progress(&input, &self.args.topic, &mut read, progress);
                         tokio::select! {
                             sent = self.send(number, record) => match sent {
                                 Ok(sent) => queue(sent, &mut acks, summary, &mut failed),
@@ -221,6 +231,15 @@ impl<'a> RecordSender<'a> {
         }
         Ok(sent)
     }
+}
+
+/// Shows how much of the input is read. What was read is acked soon: records in flight are few.
+fn note_progress(input: &RecordInput, topic: &str, read: &mut u64, progress: &mut ProgressLine) {
+    let (bytes_read, size) = input.bytes_read();
+    if let Some(size) = size {
+        progress.set_work(bytes_read, size);
+    }
+    progress.add(topic, 1, bytes_read - std::mem::replace(read, bytes_read));
 }
 
 type PendingAcks = FuturesOrdered<BoxFuture<'static, (LineTarget, Result<Ack, Error>)>>;

@@ -46,7 +46,8 @@ pub(crate) async fn run(global: &GlobalArgs, args: &TailArgs) -> anyhow::Result<
     options.new_partitions = args.partitions.is_empty();
     options.on_recreate = args.recreate.into();
     options.skip_undecodable = args.skip_undecodable;
-    consume::read(&client, starts, None, options, true, &mut printer)
+    let mut progress = consume::ReadProgress::hidden(true);
+    consume::read(&client, starts, None, options, &mut printer, &mut progress)
         .await
         .with_context(|| format!("follow {}", args.topic))
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::Serialize;
 
+use super::timeline::AckTimeline;
 use super::verify::VerifyFindings;
 use super::workload::DemoWorkload;
 use crate::units::{count, measured};
@@ -26,6 +27,8 @@ pub(crate) struct DemoMeasurements {
     /// nothing was left to write.
     pub(crate) write_after: Option<MeasuredRate>,
     pub(crate) crash: CrashMeasurement,
+    /// Rate of acks during the writes, through the kill.
+    pub(crate) timeline: AckTimeline,
     pub(crate) read: MeasuredRate,
     pub(crate) check: VerifyCounts,
     /// Weakest durability of all acks.
@@ -181,6 +184,8 @@ impl DemoMeasurements {
                 count(check.out_of_order)
             ),
         );
+        text.push('\n');
+        text += &self.timeline.text("  ");
         if check.findings() == 0 {
             text += "\nNo acked record is missing, duplicated or changed.\n";
         }

@@ -3,6 +3,7 @@
 
 pub(crate) mod measurements;
 mod scenario;
+mod timeline;
 pub(crate) mod verify;
 pub(crate) mod workload;
 mod write;

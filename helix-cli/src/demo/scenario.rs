@@ -13,6 +13,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 
 use super::measurements::{CrashMeasurement, DemoMeasurements, MeasuredRate, VerifyCounts};
+use super::timeline::{AckSampler, AckTimeline};
 use super::verify::{Verifier, VerifyFindings};
 use super::workload::{DemoWorkload, TOPIC};
 use super::write::{WriteProgress, WriterTasks, WrittenPartition};
@@ -48,6 +49,7 @@ struct WritePhase {
     before: MeasuredRate,
     after: Option<MeasuredRate>,
     crash: CrashMeasurement,
+    timeline: AckTimeline,
 }
 
 impl DemoScenario {
@@ -69,7 +71,7 @@ impl DemoScenario {
         let topic = NewTopic::new(TOPIC, self.workload.partitions);
         let topic = self.client.admin().create_topic(&topic).await.context("create a topic")?;
 
-        let WritePhase { written, before, after, crash } = self.write().await?;
+        let WritePhase { written, before, after, crash, timeline } = self.write().await?;
         self.log(format!("reading {} records", count(self.workload.records)));
         let started = Instant::now();
         let (records_read, findings) =
@@ -92,6 +94,7 @@ impl DemoScenario {
             write: before,
             write_after: after,
             crash,
+            timeline,
             read,
             check: VerifyCounts::new(records_read, &findings),
             durability: durability_name(durability.unwrap_or_default()),
@@ -109,22 +112,25 @@ impl DemoScenario {
         self.log(format!("writing {} records", count(records)));
         let progress = WriteProgress::new();
         let started = Instant::now();
+        let sampler = AckSampler::start(&progress, started);
         let mut writers = WriterTasks::start(&self.client, self.workload, &progress);
         // Looked up early, so that the kill does not wait for the response.
         writers.during(progress.reaches(records.div_ceil(4))).await?;
         let leader = writers.during(self.busiest_leader()).await??;
         writers.during(progress.reaches(records.div_ceil(2))).await?;
         let before = MeasuredRate::new(progress.acked(), &self.workload, started.elapsed());
+        let killed = Instant::now();
         let mut crash = self.crash(&leader, &mut writers, &progress).await?;
 
         let (acked, resumed) = (progress.acked(), Instant::now());
         let written = writers.finish().await?;
+        let timeline = sampler.finish(killed, progress.acked());
         let rest = records - acked;
         let after = (rest > 0).then(|| MeasuredRate::new(rest, &self.workload, resumed.elapsed()));
         if self.cluster.len() > 1 {
             self.restart_and_catch_up(&leader, &mut crash).await?;
         }
-        Ok(WritePhase { written, before, after, crash })
+        Ok(WritePhase { written, before, after, crash, timeline })
     }
 
     /// Kills the leader and waits until its partitions accept writes again. Restarts a single node

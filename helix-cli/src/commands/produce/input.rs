@@ -1,6 +1,8 @@
 //! The input of `helix produce`: pieces of standard input or a file, and the records in them.
 
+use std::fs::{File, Metadata};
 use std::io::Read;
+use std::os::fd::AsFd;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use std::time::SystemTime;
@@ -46,6 +48,8 @@ pub(super) struct RecordInput {
     /// With --tombstone: the only record, until it is returned.
     tombstone: Option<InputRecord>,
     is_file: bool,
+    /// Size of the file that is read; None if the input has no known end.
+    size: Option<u64>,
 }
 
 impl RecordInput {
@@ -55,14 +59,14 @@ impl RecordInput {
     /// Fails if the file cannot be opened.
     pub(super) fn open(args: &ProduceArgs) -> anyhow::Result<Self> {
         let file = args.file.as_ref().filter(|path| path.as_os_str() != "-");
-        let source = match file {
+        let (source, size) = match file {
             Some(path) => {
                 let opened = files::open(path);
-                Source::File(FileChunks::new(
-                    opened.with_context(|| format!("open {}", path.display()))?,
-                ))
+                let opened = opened.with_context(|| format!("open {}", path.display()))?;
+                let size = size_of(&opened);
+                (Source::File(FileChunks::new(opened)), size)
             }
-            None => Source::Standard(tokio::io::stdin()),
+            None => (Source::Standard(tokio::io::stdin()), size_of_standard_input()),
         };
         let parser = RecordParser::new(args);
         let end = if args.null_separated { b'\0' } else { b'\n' };
@@ -72,7 +76,7 @@ impl RecordInput {
             parser.complete(&mut input);
             input
         });
-        Ok(Self { pieces, parser, tombstone, is_file: file.is_some() || args.tombstone })
+        Ok(Self { pieces, parser, tombstone, is_file: file.is_some() || args.tombstone, size })
     }
 
     pub(super) fn is_standard_input(&self) -> bool {
@@ -82,6 +86,11 @@ impl RecordInput {
     /// Returns the number of records read so far, including an invalid record.
     pub(super) fn count(&self) -> u64 {
         self.pieces.count
+    }
+
+    /// Returns the number of bytes read so far and the size of the input, if that is known.
+    pub(super) fn bytes_read(&self) -> (u64, Option<u64>) {
+        (self.pieces.bytes_read, self.size)
     }
 
     /// Returns the next record, or None at the end. Cancel safe.
@@ -95,6 +104,17 @@ impl RecordInput {
             None => Ok(None),
         }
     }
+}
+
+/// Returns the size of a regular file; a pipe or a device has none.
+fn size_of(file: &File) -> Option<u64> {
+    file.metadata().ok().filter(Metadata::is_file).map(|metadata| metadata.len())
+}
+
+/// Returns the size of the file that standard input is redirected from.
+fn size_of_standard_input() -> Option<u64> {
+    let input = std::io::stdin().as_fd().try_clone_to_owned().ok()?;
+    size_of(&File::from(input))
 }
 
 /// Makes records of pieces.
@@ -223,7 +243,7 @@ struct FileChunks {
 }
 
 impl FileChunks {
-    fn new(mut file: std::fs::File) -> Self {
+    fn new(mut file: File) -> Self {
         let (sender, chunks) = mpsc::channel(CHUNKS_AHEAD);
         std::thread::spawn(move || {
             loop {
@@ -269,11 +289,13 @@ struct InputPieces<R> {
     piece: Vec<u8>,
     /// Number of pieces read.
     count: u64,
+    /// Number of bytes read, with the ends of the pieces.
+    bytes_read: u64,
 }
 
 impl<R: AsyncBufRead + Unpin> InputPieces<R> {
     fn new(input: R, end: u8, bytes_max: usize) -> Self {
-        Self { input, end, bytes_max, piece: Vec::new(), count: 0 }
+        Self { input, end, bytes_max, piece: Vec::new(), count: 0, bytes_read: 0 }
     }
 
     /// Returns the next piece; the last one may lack its end. Cancel safe.
@@ -293,7 +315,9 @@ impl<R: AsyncBufRead + Unpin> InputPieces<R> {
             let found = bytes.iter().position(|byte| *byte == self.end);
             let length = found.unwrap_or(bytes.len());
             self.piece.extend_from_slice(&bytes[..length]);
-            self.input.consume(found.map_or(length, |found| found + 1));
+            let consumed = found.map_or(length, |found| found + 1);
+            self.input.consume(consumed);
+            self.bytes_read += consumed as u64;
             if self.piece.len() > self.bytes_max {
                 let what = format!("a line exceeds {} bytes", self.bytes_max);
                 let failure = CliError::new(Exit::Error, what);
