@@ -7,8 +7,8 @@
 //! on, a node that does not speak it cannot join.
 //!
 //! A change of anything that nodes agree on is a new version. Code uses it once
-//! [`crate::cluster::Cluster::protocol`] has reached it, and keeps the old form for one more
-//! version.
+//! [`crate::cluster::Cluster::protocol`] has reached it, and keeps the forms of all versions that
+//! [`ProtocolVersions::OWN`] names.
 
 use std::fmt;
 
