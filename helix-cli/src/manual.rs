@@ -16,20 +16,21 @@ use crate::{context, exit, output, position, result_schemas, schema, template};
 const PATH: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/cli.md");
 
 /// Keys of results that are not fields of an API message.
-const OWN_KEYS: &str = "acked_behind acked_records addr allocated_segments backup_start_offset caught_up_ms cause \
-    certificate changed check checkpoint_bytes checkpoint_index codec codecs commit compacted \
-    compacted_batches compressed_batches connections_max context cpus crash damaged default dir \
-    displaced doubled dropped entries explanation failed_line failover_all_ms failover_ms \
-    failure file file_bytes files findings first_byte first_index flag frame_bytes gaps \
-    grpc_code has_vote help hint in_flight_records is_current is_reachable is_unread kept_index \
-    key_base64 killed_at_seconds last_term later_files led_shards leftovers logs mb_per_sec \
-    meaning missing missing_offsets missing_parts moves_back_to new_records next_byte node_count \
-    obstacles out_of_order owned_count partition_id partitions_led pid ratio reachable_nodes \
-    read ready_segments record_bytes records_per_sec records_read reported_by restart_ms \
-    resumed_records revoked rule sampled_batches says_healthy seconds segments shard_count \
-    shards_led stored_bytes streams sync_p50_us sync_p99_us target_count throttled timeline tls \
-    token_file tombstones_below torn_bytes uncertain_records unwritten_bytes used_bytes \
-    value_base64 variable wanted warnings what why write write_after";
+const OWN_KEYS: &str = "\
+acked_behind acked_records addr allocated_segments backup_start_offset caught_up_ms cause \
+certificate changed check checkpoint_bytes checkpoint_index codec codecs commit compacted \
+compacted_batches compressed_batches connections_max context cpus crash damaged default dir \
+displaced doubled dropped entries explanation failed_line failover_all_ms failover_ms failure \
+file file_bytes files findings first_byte first_index flag frame_bytes gaps grpc_code has_vote \
+help hint in_flight_records is_current is_reachable is_unread kept_index key_base64 \
+killed_at_seconds last_term later_files led_shards leftovers logs mb_per_sec meaning missing \
+missing_offsets missing_parts moves_back_to new_records next_byte node_count obstacles \
+out_of_order owned_count partition_id partitions_led pid ratio reachable_nodes read \
+ready_segments record_bytes records_per_sec records_read reported_by restart_ms resumed_records \
+revoked rule sampled_batches says_healthy seconds segments shard_count shards_led stored_bytes \
+streams sync_p50_us sync_p99_us target_count throttled timeline tls token_file tombstones_below \
+torn_bytes uncertain_records unwritten_bytes used_bytes value_base64 variable wanted warnings \
+what why write write_after";
 
 const INTRODUCTION: &str = "\
 # The command line

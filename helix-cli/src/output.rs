@@ -137,10 +137,10 @@ pub(crate) fn write_message(message: fmt::Arguments<'_>) {
     let _ = io::stderr().write_fmt(message);
 }
 
-/// What the terminal's last line shows while nothing is printed.
+/// State of the terminal's last line, which stays below everything that is printed.
 #[derive(Debug)]
 struct LastLine {
-    /// What the command waits for; it hides the progress.
+    /// Text about a wait of the command; it hides the progress.
     note: Option<String>,
     progress: Option<String>,
     is_shown: bool,

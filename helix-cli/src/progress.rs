@@ -26,7 +26,7 @@ pub(crate) struct ProgressLine {
     progress: Progress,
 }
 
-/// What a run has done so far.
+/// Records and bytes that a run has handled so far.
 #[derive(Debug, Default)]
 struct Progress {
     records: u64,
