@@ -304,8 +304,10 @@ impl AccessService for AccessHandler {
         &self,
         request: Request<TestAccessRequest>,
     ) -> Result<Response<TestAccessResponse>, Status> {
-        authorize_request(&self.node, &request)?;
-        Ok(Response::new(self.test(request.get_ref()).await?))
+        let call = call_memory(&request);
+        let (call, request) = (call.as_deref(), request.get_ref());
+        let test = || self.test(request);
+        Ok(Response::new(recheck::read(&self.node, call, request, test).await?))
     }
 
     async fn set_quota(
