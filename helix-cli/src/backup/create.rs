@@ -3,14 +3,14 @@
 //!
 //! Records that are deleted before they are copied become gaps, and the rest is copied.
 
+mod partition_copy;
+
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::Context;
-use helix_client::proto::log::v1::{
-    ErrorReason, StoredBatch, Topic as TopicStatus, TopicConfig, Watermarks,
-};
+use helix_client::proto::log::v1::{StoredBatch, Topic as TopicStatus, TopicConfig, Watermarks};
 use helix_client::{
     Batches, Client, Error as ClientError, FetchOptions, Position as ClientPosition, ReadOptions,
     ReadSource, ReadStart, TopicRef,
@@ -20,9 +20,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use tokio::time::Instant;
 
-use super::batches::{
-    BatchFileReader, BatchFileWriter, FileDamage, end_offset, is_compacted, record_count_from,
-};
+use super::batches::{BatchFileReader, BatchFileWriter, FileDamage, end_offset, is_compacted};
 use super::manifest::{
     GapCause, Manifest, SavedGap, SavedPartition, SavedTopic, SavedTopicConfig, batch_file,
     topic_directory,
@@ -33,6 +31,8 @@ use crate::exit::{self, CliError, Exit};
 use crate::output::{Output, message};
 use crate::progress::ProgressLine;
 use crate::{clock, files, offset_lookup, units};
+
+use partition_copy::{Loss, PartitionCopy};
 
 /// Payload requested by one fetch.
 const FETCH_BYTES: u64 = 4 << 20;
@@ -518,140 +518,6 @@ fn recreated(topic: &str) -> CliError {
 
 fn partition_number(index: usize) -> u32 {
     u32::try_from(index).expect("partition numbers fit in 32 bits")
-}
-
-/// Loss of records that a copy meets.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Loss {
-    /// The records below this offset are deleted.
-    Trimmed { log_start: u64 },
-    /// The topic is deleted, and maybe created again.
-    Deleted,
-}
-
-impl Loss {
-    /// Returns the loss that made the read at an offset fail, if a loss did.
-    fn of(error: &anyhow::Error, offset: u64) -> Option<Self> {
-        let error = error.downcast_ref::<ClientError>()?;
-        match error.reason? {
-            ErrorReason::TopicNotFound
-            | ErrorReason::PartitionNotFound
-            | ErrorReason::TopicRecreated => Some(Self::Deleted),
-            ErrorReason::OffsetOutOfRange => {
-                let log_start = error.watermarks?.log_start_offset;
-                // Committed offsets end only with their topic.
-                Some(if log_start > offset { Self::Trimmed { log_start } } else { Self::Deleted })
-            }
-            _ => None,
-        }
-    }
-}
-
-/// A running copy of a partition to its batch file.
-struct PartitionCopy {
-    topic: String,
-    topic_id: u64,
-    number: u32,
-    /// `topic/partition`, for messages.
-    name: String,
-    path: PathBuf,
-    /// None until the first batch.
-    writer: Option<BatchFileWriter>,
-    partition: SavedPartition,
-    /// End offset, exclusive.
-    end: u64,
-    begun_at: Instant,
-    /// Some offsets that this copy has read no longer have a record.
-    has_holes: bool,
-}
-
-impl PartitionCopy {
-    /// Returns whether the copy continues an earlier run, and may lack deletions of records that
-    /// the earlier run has copied. Compaction removes a deletion once it has been there for a
-    /// while. Without holes, nothing was removed since.
-    fn may_lack_deletions(&self, continued_at: u64, is_compacted: bool) -> bool {
-        let is_new_trim =
-            |gap: &SavedGap| gap.cause == GapCause::Trimmed && gap.next_offset > continued_at;
-        let has_trims = self.partition.gaps.iter().any(is_new_trim);
-        let has_earlier =
-            self.partition.batch_count > 0 && continued_at > self.partition.log_start_offset;
-        has_earlier && (self.has_holes || is_compacted && has_trims)
-    }
-
-    /// Copies up to the end or the next checkpoint. Returns true at the end.
-    async fn step(&mut self, run: &mut BackupRun<'_>) -> anyhow::Result<bool> {
-        let mut bytes = 0;
-        while self.partition.next_offset < self.end && bytes < CHECKPOINT_BYTES {
-            if run.is_deleted {
-                self.partition.skip(self.end, GapCause::TopicDeleted);
-                break;
-            }
-            let from = self.partition.next_offset;
-            let topic = TopicRef::with_id(&self.topic, self.topic_id);
-            let fetched = match run.fetch(topic, self.number, from, self.end).await {
-                Ok(fetched) => fetched,
-                Err(error) => {
-                    match Loss::of(&error, from) {
-                        Some(Loss::Trimmed { log_start }) => {
-                            self.partition.skip(log_start.min(self.end), GapCause::Trimmed);
-                        }
-                        Some(Loss::Deleted) => run.is_deleted = true,
-                        None => return Err(error),
-                    }
-                    continue;
-                }
-            };
-            for batch in &fetched.batches {
-                let has_gap = batch.first_offset > self.partition.next_offset;
-                self.has_holes |= has_gap || !batch.offset_deltas.is_empty();
-                bytes += self.add(batch, run)?;
-            }
-            // Skips offsets that compaction has removed.
-            let next = self.partition.next_offset.max(fetched.next_offset.min(self.end));
-            anyhow::ensure!(next > from, "{}: no records from offset {from} on", self.name);
-            self.has_holes |= next > self.partition.next_offset;
-            self.partition.next_offset = next;
-        }
-        run.unsaved_bytes += bytes;
-        Ok(self.partition.next_offset >= self.end)
-    }
-
-    /// Appends a batch to the file and returns its payload bytes.
-    fn add(&mut self, stored: &StoredBatch, run: &mut BackupRun<'_>) -> anyhow::Result<u64> {
-        let name = &self.name;
-        let (Some(batch), Some(end)) = (&stored.batch, end_offset(stored)) else {
-            anyhow::bail!("{name}: the batch at offset {} is malformed", stored.first_offset);
-        };
-        let writer = match &mut self.writer {
-            Some(writer) => writer,
-            empty => {
-                let created = BatchFileWriter::create(&self.path);
-                empty.insert(created.with_context(|| format!("write {}", self.path.display()))?)
-            }
-        };
-        writer.append(stored).with_context(|| format!("write {name} to the backup"))?;
-        let partition = &mut self.partition;
-        partition.shorten_gap(stored.first_offset);
-        let records = record_count_from(stored, partition.log_start_offset);
-        let bytes = batch.payload.len() as u64;
-        run.progress.add(name, records, bytes);
-        partition.next_offset = end;
-        partition.record_count += records;
-        partition.batch_count += 1;
-        // The limit of a topic holds for both sizes of a compressed batch.
-        let size = u32::try_from(bytes).unwrap_or(u32::MAX).max(batch.uncompressed_bytes);
-        partition.batch_bytes_max = partition.batch_bytes_max.max(size);
-        Ok(bytes)
-    }
-
-    /// Syncs the file and returns the state to save in the manifest.
-    fn sync(&mut self) -> anyhow::Result<SavedPartition> {
-        if let Some(writer) = &mut self.writer {
-            let prefix = writer.sync().with_context(|| format!("sync {}", self.name))?;
-            (self.partition.file_bytes, self.partition.crc32) = (prefix.file_bytes, prefix.crc32);
-        }
-        Ok(self.partition.clone())
-    }
 }
 
 #[cfg(test)]

@@ -12,6 +12,7 @@ mod machine;
 mod maintenance;
 mod read;
 mod sequence_tracker;
+mod status;
 mod watch;
 
 use std::collections::BTreeSet;
@@ -53,6 +54,7 @@ pub use log_limits::LogLimits;
 use machine::ShardMachine;
 pub use read::{ReadBatch, ReadFrom, ShardRead};
 use sequence_tracker::SequenceTracker;
+pub use status::{ShardStatus, write_error};
 pub use watch::{WatchGuard, Watcher};
 
 /// Returns the client endpoint of a node, for leader hints.
@@ -130,23 +132,6 @@ pub struct Shard {
     cleaner: CleanerReport,
     cleaner_worker: CleanerWorker,
     key_maps: KeyMapMemory,
-}
-
-/// Progress of a shard's replica and of its log.
-#[derive(Debug, Clone)]
-pub struct ShardStatus {
-    pub shard_id: u64,
-    pub leader: bool,
-    pub term: u64,
-    pub last_index: u64,
-    pub committed: u64,
-    pub applied: u64,
-    pub synced: u64,
-    pub purged: u64,
-    pub partition_count: u32,
-    /// Progress of fetching missing records; `None` where none are missing.
-    pub fetching: Option<FetchProgress>,
-    pub wal: helix_wal::WalStats,
 }
 
 impl Shard {
@@ -450,34 +435,6 @@ impl Shard {
         Error::OutcomeUnknown { reason }
     }
 
-    /// Returns how long this replica has led in its current term; `None` if it does not lead.
-    pub fn led_for(&self) -> Option<Duration> {
-        let leadership = self.replica.leadership();
-        let (term, since) = (*sync::lock(&self.led_since))?;
-        let is_current = leadership.leader == Some(self.replica_id) && leadership.term == term;
-        is_current.then(|| since.elapsed())
-    }
-
-    /// Returns the term of this replica.
-    pub fn term(&self) -> u64 {
-        self.replica.leadership().term
-    }
-
-    /// Returns the progress of fetching missing records; `None` where none are missing.
-    pub fn fetching(&self) -> Option<FetchProgress> {
-        self.hub.fetching(self.shard_id)
-    }
-
-    /// Returns descriptions of the damaged ranges of this replica's log, which are not served.
-    pub fn damage(&self) -> Vec<String> {
-        self.replica.damage()
-    }
-
-    /// Returns why the log accepts no appends now.
-    pub fn write_error(&self) -> Option<Error> {
-        write_error(&self.replica)
-    }
-
     fn is_disk_full(&self) -> bool {
         matches!(self.wal.writable(), Err(helix_wal::Error::DiskFull { .. }))
     }
@@ -564,24 +521,6 @@ impl Shard {
         self.machine.read_state(read)
     }
 
-    pub fn status(&self) -> ShardStatus {
-        let status = self.replica.status();
-        let partitions = self.machine.read_state(|state| state.partitions().len());
-        ShardStatus {
-            synced: status.synced,
-            purged: status.purged,
-            partition_count: u32::try_from(partitions).unwrap_or(u32::MAX),
-            shard_id: self.shard_id,
-            leader: status.is_leader,
-            term: status.term,
-            last_index: status.last_index,
-            committed: status.committed,
-            applied: status.applied,
-            fetching: self.fetching(),
-            wal: status.wal,
-        }
-    }
-
     /// Waits until this replica refuses all further requests.
     pub async fn closed(&self) {
         self.closed.cancelled().await;
@@ -604,22 +543,6 @@ impl Shard {
         self.retire();
         self.hub.close_shard(self.shard_id).await;
         self.replica.close().await;
-    }
-}
-
-/// Returns why a replica's log accepts no appends now.
-pub fn write_error(replica: &Replica) -> Option<Error> {
-    match replica.writable() {
-        Ok(()) => None,
-        Err(error @ helix_wal::Error::DiskFull { .. }) => {
-            Some(Error::DiskFull { what: error.to_string() })
-        }
-        Err(error @ helix_wal::Error::Exhausted { .. }) => {
-            Some(Error::Exhausted { what: error.to_string() })
-        }
-        Err(error) => {
-            Some(Error::StorageFailed { what: error.to_string(), may_have_applied: false })
-        }
     }
 }
 
