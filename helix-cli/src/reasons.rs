@@ -105,6 +105,11 @@ pub(crate) fn of(reason: ErrorReason) -> ReasonText {
             "helix topic describe TOPIC   shows the new topic\n\
              helix consume TOPIC --from earliest   reads it from its beginning",
         ),
+        R::TopicDeleted => text(
+            "the topic was deleted",
+            "the call goes on with a topic that is gone, and no topic has its name",
+            "helix topic list\nhelix topic create TOPIC   creates another topic of this name",
+        ),
         R::PartitionNotFound => text(
             "the topic has no partition with this number",
             "it has fewer partitions; numbers start at 0",

@@ -98,6 +98,7 @@ mod tests {
         use ErrorReason as R;
         for (reason, exit) in [
             (R::TopicNotFound, Exit::NotFound),
+            (R::TopicDeleted, Exit::NotFound),
             (R::PartitionNotFound, Exit::NotFound),
             (R::TopicRecreated, Exit::NotFound),
             (R::TopicAlreadyExists, Exit::Precondition),

@@ -52,6 +52,7 @@ pub fn code(reason: ErrorReason) -> Code {
         R::Unspecified => Code::Unknown,
         R::NoLeader | R::Draining | R::OutcomeUnknown | R::StorageFailed => Code::Unavailable,
         R::TopicNotFound
+        | R::TopicDeleted
         | R::PartitionNotFound
         | R::GroupNotFound
         | R::UnknownMember

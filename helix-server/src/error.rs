@@ -30,6 +30,13 @@ pub enum Error {
     OutcomeUnknown { reason: String },
     #[error("topic {} does not exist; create it, or list the topics", quote(.topic))]
     TopicNotFound { topic: String },
+    /// The request or its call began with a topic that was deleted, and no topic has its name.
+    #[error(
+        "topic {} with the id {expected} was deleted; start again without the id if it is created \
+         again",
+        quote(.topic)
+    )]
+    TopicDeleted { topic: String, expected: u64 },
     /// The name belongs to another topic than the request or its call began with.
     #[error(
         "topic {topic:?} was deleted and created again: its id is {current}, not {expected}; \

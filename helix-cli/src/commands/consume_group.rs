@@ -307,7 +307,10 @@ async fn leaves_without_effect(pending: &PendingCalls) -> String {
 /// Returns true if a commit was refused because its topic was deleted.
 fn is_gone(error: &helix_client::Error) -> bool {
     use helix_client::proto::log::v1::ErrorReason as R;
-    matches!(error.reason, Some(R::TopicNotFound | R::PartitionNotFound | R::TopicRecreated))
+    matches!(
+        error.reason,
+        Some(R::TopicNotFound | R::TopicDeleted | R::PartitionNotFound | R::TopicRecreated)
+    )
 }
 
 /// Returns true if a commit was refused because the member had lost its partitions.

@@ -165,7 +165,11 @@ impl Admin {
                     && has_id.load(Ordering::Relaxed)
                     && matches!(
                         error.reason,
-                        Some(ErrorReason::TopicNotFound | ErrorReason::TopicRecreated)
+                        Some(
+                            ErrorReason::TopicNotFound
+                                | ErrorReason::TopicDeleted
+                                | ErrorReason::TopicRecreated
+                        )
                     ) =>
             {
                 Ok(())

@@ -325,7 +325,11 @@ impl StreamTask {
     fn waits_for_successor(&self, error: &Error) -> bool {
         let is_missing = matches!(
             error.reason,
-            Some(ErrorReason::TopicNotFound | ErrorReason::PartitionNotFound)
+            Some(
+                ErrorReason::TopicNotFound
+                    | ErrorReason::TopicDeleted
+                    | ErrorReason::PartitionNotFound
+            )
         );
         is_missing
             && self.options.on_recreate == OnRecreate::Restart

@@ -389,8 +389,8 @@ fn is_fenced(error: &Error) -> bool {
 
 /// Returns true if the topic of an offset was deleted: the service takes its partitions soon.
 fn is_of_gone_topic(error: &Error) -> bool {
-    use ErrorReason::{PartitionNotFound, TopicNotFound, TopicRecreated};
-    matches!(error.reason, Some(TopicNotFound | PartitionNotFound | TopicRecreated))
+    use ErrorReason::{PartitionNotFound, TopicDeleted, TopicNotFound, TopicRecreated};
+    matches!(error.reason, Some(TopicNotFound | TopicDeleted | PartitionNotFound | TopicRecreated))
 }
 
 /// Returns the index of the offset that an error names.

@@ -129,6 +129,13 @@ async fn request(
 pub(super) fn is_gone(error: &Error, topic_id: u64) -> bool {
     match &error.recreated {
         Some(recreated) => recreated.expected_id == topic_id,
-        None => error.is(ErrorReason::TopicNotFound) || error.is(ErrorReason::PartitionNotFound),
+        None => matches!(
+            error.reason,
+            Some(
+                ErrorReason::TopicNotFound
+                    | ErrorReason::TopicDeleted
+                    | ErrorReason::PartitionNotFound
+            )
+        ),
     }
 }

@@ -66,6 +66,11 @@ fn error_detail(error: &Error) -> ErrorDetail {
         Error::TopicNotFound { topic } => {
             ErrorDetail { topic: cut_name(topic), ..detail(R::TopicNotFound) }
         }
+        Error::TopicDeleted { topic, expected } => ErrorDetail {
+            topic: cut_name(topic),
+            expected_topic_id: *expected,
+            ..detail(R::TopicDeleted)
+        },
         Error::TopicRecreated { topic, expected, current } => ErrorDetail {
             topic: topic.clone(),
             topic_id: *current,

@@ -187,7 +187,12 @@ impl Cluster {
     /// [`Error::TopicRecreated`] with another id, which is lower than the expected one only if this
     /// node's copy of the state is older than the topic.
     pub fn topic_with_id(&self, name: &str, expected_id: u64) -> Result<Arc<TopicInfo>> {
-        let topic = self.topic(name)?;
+        let topic = match self.topic(name) {
+            Err(_) if self.machine().read(|state| state.is_deleted(expected_id)) => {
+                return Err(Error::TopicDeleted { topic: name.to_owned(), expected: expected_id });
+            }
+            found => found?,
+        };
         if expected_id == 0 || topic.id == expected_id {
             return Ok(topic);
         }
@@ -196,7 +201,7 @@ impl Cluster {
     }
 
     /// Replaces the error of a call on a partition that was deleted with the state of its topic:
-    /// unknown, or created again.
+    /// deleted, or created again.
     pub async fn explain_deleted(&self, topic: &TopicInfo, error: Error) -> Error {
         if !matches!(error, Error::PartitionDeleted { .. }) {
             return error;
@@ -330,6 +335,9 @@ impl TopicChange {
             ClusterReply::TopicRecreated { name, topic_id } if self.expected_id > 0 => {
                 let (expected, current) = (self.expected_id, topic_id);
                 Err(Error::TopicRecreated { topic: name, expected, current })
+            }
+            ClusterReply::TopicNotFound { name } if self.expected_id > 0 => {
+                Err(Error::TopicDeleted { topic: name, expected: self.expected_id })
             }
             // The topic was deleted during the call, which names no id.
             ClusterReply::TopicRecreated { name, .. } => Err(Error::TopicNotFound { topic: name }),

@@ -30,9 +30,10 @@ impl Node {
     /// new for this node.
     ///
     /// # Errors
-    /// [`Error::TopicNotFound`], [`Error::TopicRecreated`], [`Error::PartitionNotFound`],
-    /// [`Error::CorruptLog`], [`Error::ShardClosed`] or [`Error::NoLeader`] if the shard is not
-    /// open here, and [`Error::NotAMember`] on a removed node.
+    /// [`Error::TopicNotFound`], [`Error::TopicDeleted`], [`Error::TopicRecreated`],
+    /// [`Error::PartitionNotFound`], [`Error::CorruptLog`], [`Error::ShardClosed`] or
+    /// [`Error::NoLeader`] if the shard is not open here, and [`Error::NotAMember`] on a removed
+    /// node.
     pub async fn find(&self, topic: &str, id: u64, partition: u32) -> Result<LocatedPartition> {
         self.find_with(|| self.locate_with_id(topic, id, partition)).await
     }
@@ -221,7 +222,9 @@ impl Node {
 /// Returns whether the error may be due to an old copy of the cluster's state. Ids only grow.
 fn is_stale(error: &Error) -> bool {
     match error {
-        Error::TopicNotFound { .. } | Error::PartitionNotFound { .. } => true,
+        Error::TopicNotFound { .. }
+        | Error::TopicDeleted { .. }
+        | Error::PartitionNotFound { .. } => true,
         Error::TopicRecreated { expected, current, .. } => current < expected,
         _ => false,
     }

@@ -132,12 +132,18 @@ async fn call_with_the_old_id_is_rejected_and_changes_nothing() {
 }
 
 #[tokio::test]
-async fn call_with_the_id_of_a_deleted_topic_finds_no_topic() {
+async fn call_with_the_id_of_a_deleted_topic_says_that_it_was_deleted() {
     let server = TestServer::in_memory().await;
     let old = topic_id(&server).await;
     delete(&server, old).await.unwrap();
-    for (call, status) in failures(&server, old).await {
+    // An id that no topic has had.
+    for (call, status) in failures(&server, old + 1_000).await {
         assert_eq!(reason(&status), ErrorReason::TopicNotFound, "{call}: {status:?}");
+    }
+    for (call, status) in failures(&server, old).await {
+        assert_eq!(reason(&status), ErrorReason::TopicDeleted, "{call}: {status:?}");
+        assert_eq!(status.code(), Code::NotFound, "{call}");
+        assert_eq!(detail(&status).expected_topic_id, old, "{call}");
     }
 }
 
@@ -217,9 +223,9 @@ async fn reads_end_when_their_topic_is_deleted() {
         let fetch = tokio::spawn(async move { consume.fetch(request).await });
         delete(&server, id).await.unwrap();
         let status = soon(stream.message()).await.unwrap_err();
-        assert_eq!(reason(&status), ErrorReason::TopicNotFound, "{status:?}");
+        assert_eq!(reason(&status), ErrorReason::TopicDeleted, "{status:?}");
         let status = soon(fetch).await.unwrap().unwrap_err();
-        assert_eq!(reason(&status), ErrorReason::TopicNotFound, "{status:?}");
+        assert_eq!(reason(&status), ErrorReason::TopicDeleted, "{status:?}");
         // Readers that continue with the id learn of the successor.
         let new = create(&server).await;
         server.append(&["new", "new"]).await;

@@ -270,7 +270,11 @@ pub(crate) async fn delete_while_down(
 async fn delete_topic_until_ok(admin: &Admin) -> anyhow::Result<()> {
     retry_until_ok(|| async {
         match admin.delete_topic(DELETED_TOPIC).await {
-            Err(error) if error.is(ErrorReason::TopicNotFound) => Ok(()),
+            Err(error)
+                if error.is(ErrorReason::TopicNotFound) || error.is(ErrorReason::TopicDeleted) =>
+            {
+                Ok(())
+            }
             other => other,
         }
     })
@@ -333,7 +337,9 @@ async fn wait_until_deleted(node_client: &NodeClient) -> anyhow::Result<()> {
     let deadline = Instant::now() + HEALTHY_MAX;
     loop {
         let result = node_client.fetch((DELETED_TOPIC, 0), 0, Duration::ZERO).await;
-        let is_gone = |error: &helix_client::Error| error.is(ErrorReason::TopicNotFound);
+        let is_gone = |error: &helix_client::Error| {
+            error.is(ErrorReason::TopicNotFound) || error.is(ErrorReason::TopicDeleted)
+        };
         if let Err(NodeFetchError::Rejected(error)) = &result
             && is_gone(error)
         {

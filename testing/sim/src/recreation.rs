@@ -267,6 +267,7 @@ impl Recreator {
             let topic = TopicRef::with_id(NAME, if by_id { id } else { 0 });
             match self.client.client.admin().delete_topic(topic).await {
                 Ok(()) => return,
+                Err(error) if error.is(ErrorReason::TopicDeleted) => return,
                 // A lookup by name may ask a node that does not know the topic yet.
                 Err(error) if error.is(ErrorReason::TopicNotFound) => {
                     if by_id {

@@ -181,6 +181,7 @@ _OF_REASON: dict[str, tuple[type[HelixError], str]] = {
     "TOPIC_NOT_FOUND": (NotFoundError, "create it with client.topics.create(name, partitions=N)"),
     "PARTITION_NOT_FOUND": (NotFoundError, "client.topics.get(name) has the partitions"),
     "TOPIC_ALREADY_EXISTS": (AlreadyExistsError, "use it, or change it with topics.update()"),
+    "TOPIC_DELETED": (NotFoundError, "it is gone; a topic created again is another one"),
     "TOPIC_RECREATED": (TopicRecreatedError, 'read the new topic from "earliest"'),
     "OFFSET_OUT_OF_RANGE": (OffsetOutOfRangeError, 'start at "earliest", or pass clamp=True'),
     "EXPECTED_OFFSET_MISMATCH": (ConditionFailedError, "read up to next_offset, then decide again"),

@@ -26,6 +26,7 @@ impl Loss {
         let error = error.downcast_ref::<ClientError>()?;
         match error.reason? {
             ErrorReason::TopicNotFound
+            | ErrorReason::TopicDeleted
             | ErrorReason::PartitionNotFound
             | ErrorReason::TopicRecreated => Some(Self::Deleted),
             ErrorReason::OffsetOutOfRange => {

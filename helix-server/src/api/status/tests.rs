@@ -62,6 +62,13 @@ fn table() -> Vec<(Error, &'static str, Code, &'static str, bool)> {
         ),
         (Error::TopicNotFound { topic: topic() }, "TOPIC_NOT_FOUND", Code::NotFound, FINAL, false),
         (
+            Error::TopicDeleted { topic: topic(), expected: 3 },
+            "TOPIC_DELETED",
+            Code::NotFound,
+            FINAL,
+            false,
+        ),
+        (
             Error::TopicRecreated { topic: topic(), expected: 3, current: 5 },
             "TOPIC_RECREATED",
             precondition,

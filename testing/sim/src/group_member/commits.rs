@@ -132,6 +132,7 @@ impl MemberSlot {
             // The topic was deleted.
             Some(
                 ErrorReason::TopicNotFound
+                | ErrorReason::TopicDeleted
                 | ErrorReason::TopicRecreated
                 | ErrorReason::PartitionNotFound,
             ) => {
