@@ -85,6 +85,8 @@ fn dashboard_uses_known_metrics() {
         "helix_shard_damaged_ranges",
         "helix_over_quota_total",
         "helix_failed_logins_total",
+        "helix_group_lost_records",
+        "helix_group_unsubscribed_lag_records",
     ] {
         assert!(expressions.iter().any(|it| named(it).contains(metric)), "no panel for {metric}");
     }
