@@ -51,7 +51,7 @@ pub(crate) async fn run(global: &GlobalArgs, command: &TopicSubcommand) -> anyho
             let found = client.admin().topic(topic).await;
             let found = found.with_context(|| format!("describe {topic}"))?;
             let (groups, compression) = tokio::join!(
-                topic_lag::of_topic(&client, topic, global.quiet),
+                topic_lag::of_topic(&client, &found, global.quiet),
                 compression_sample::of_topic(&client, &found),
             );
             let (compression, verdict) = match compression {

@@ -9,14 +9,13 @@ use helix_proto::log::v1::group_service_server::GroupService;
 use helix_proto::log::v1::{
     CommitOffsetsRequest, CommitOffsetsResponse, CommittedOffset, DeleteGroupRequest,
     DeleteGroupResponse, DescribeGroupRequest, DescribeGroupResponse, ForgetGroupTopicRequest,
-    ForgetGroupTopicResponse, GetOffsetsRequest, GetOffsetsResponse, GroupSummary,
-    HeartbeatRequest, HeartbeatResponse, LeaveRequest, LeaveResponse, ListGroupsRequest,
-    ListGroupsResponse, SeekGroupRequest, SeekGroupResponse, TopicPartition,
+    ForgetGroupTopicResponse, GetOffsetsRequest, GetOffsetsResponse, HeartbeatRequest,
+    HeartbeatResponse, LeaveRequest, LeaveResponse, ListGroupsRequest, ListGroupsResponse,
+    SeekGroupRequest, SeekGroupResponse, TopicPartition,
 };
 use tonic::{Request, Response, Status};
 
 use super::authorize::{Visibility, authorize_change, authorize_request, authorize_subscription};
-use super::page::{cut_page, page_size};
 use super::recheck::{self, HeldRights};
 use super::status::status_at;
 use super::{call_memory, group_describe, group_offsets, time};
@@ -25,21 +24,21 @@ use crate::cluster::is_topic_name;
 use crate::error::{Error, Result};
 use crate::limits::{
     CLIENT_NAME_BYTES_MAX, COMMIT_BYTES_MAX, COMMIT_METADATA_BYTES_MAX, FETCH_WAIT_MAX,
-    GROUP_HEARTBEAT_MAX, GROUP_HEARTBEAT_MIN, GROUP_HEARTBEAT_SOON, GROUPS_PER_PAGE_DEFAULT,
-    GROUPS_PER_PAGE_MAX, MEMBER_ID_BYTES_MAX, OFFSETS_PER_COMMIT_MAX, SESSION_TIMEOUT_MAX,
-    SESSION_TIMEOUT_MIN, SUBSCRIBED_TOPICS_MAX, TOPIC_NAME_BYTES_MAX,
+    GROUP_HEARTBEAT_MAX, GROUP_HEARTBEAT_MIN, GROUP_HEARTBEAT_SOON, MEMBER_ID_BYTES_MAX,
+    OFFSETS_PER_COMMIT_MAX, SESSION_TIMEOUT_MAX, SESSION_TIMEOUT_MIN, SUBSCRIBED_TOPICS_MAX,
+    TOPIC_NAME_BYTES_MAX,
 };
 use crate::log::{
-    CommittedRow, CommittingMember, ConsumerGroup, GroupChange, GroupRefusal, GroupTable,
-    MemberReport, MemberSpec, MemberView, OffsetLag, OffsetUpdate, PARTITIONS_PER_GROUP_MAX,
-    PartitionKey, Refusal, TopicOffsets, Watermarks, is_pattern,
+    CommittingMember, ConsumerGroup, GroupChange, GroupRefusal, GroupTable, MemberReport,
+    MemberSpec, MemberView, OffsetUpdate, PARTITIONS_PER_GROUP_MAX, PartitionKey, Refusal,
+    TopicOffsets, is_pattern,
 };
 use crate::node::{AuthMode, Node};
 use crate::shard::{HeartbeatDetails, Shard};
 use crate::transport::CallMemory;
 
 pub(crate) struct GroupHandler {
-    node: Arc<Node>,
+    pub(super) node: Arc<Node>,
 }
 
 impl GroupHandler {
@@ -289,85 +288,6 @@ impl GroupHandler {
             return Err(Error::InvalidArgument { field: "offsets", what }.into());
         }
         Ok(topics.into_values().collect())
-    }
-
-    fn list(&self, request: ListGroupsRequest, visible: &Visibility) -> Result<ListGroupsResponse> {
-        let page_size = page_size(request.page_size, GROUPS_PER_PAGE_DEFAULT, GROUPS_PER_PAGE_MAX)?;
-        let after = request.page_token.as_str();
-        let mut found: BTreeMap<Arc<str>, Arc<Shard>> = BTreeMap::new();
-        for shard in self.node.shards() {
-            let names: Vec<Arc<str>> = shard.read_groups(|groups| {
-                let found = groups.after(after).filter(|(name, _)| visible.sees_group(name));
-                found.take(page_size + 1).map(|(name, _)| name.clone()).collect()
-            });
-            found.extend(names.into_iter().map(|name| (name, shard.clone())));
-        }
-        let mut found: Vec<_> = found.into_iter().collect();
-        let next_page_token = cut_page(&mut found, page_size, |(name, _)| name.to_string());
-        let mut groups = Vec::new();
-        for (name, shard) in found {
-            let Some(group) = shard.read_groups(|groups| groups.snapshot(&name)) else {
-                continue;
-            };
-            let uncommitted_lag = self.uncommitted_lag(&group, visible);
-            let summary = self.summary(&name, &group, visible);
-            groups.push(GroupSummary { uncommitted_lag, ..summary });
-        }
-        Ok(ListGroupsResponse { groups, next_page_token })
-    }
-
-    /// Returns the readable records of partitions in which a group has not committed, in the topics
-    /// that are assigned to it or in which it has offsets.
-    fn uncommitted_lag(&self, group: &ConsumerGroup, visible: &Visibility) -> u64 {
-        let assigned = group.assigned_topics().iter().map(|(topic_id, _)| *topic_id);
-        let topics: BTreeSet<u64> =
-            assigned.chain(group.offsets().map(|(key, _)| key.topic_id)).collect();
-        let topics = topics.into_iter().filter_map(|topic_id| self.node.topic_of(topic_id));
-        let is_read = |name: &str| visible.sees_topic(name) && !group.has_left(name);
-        let keys = topics.filter(|topic| is_read(&topic.name)).flat_map(|topic| {
-            let topic_id = topic.id;
-            (0..topic.partition_count).map(move |number| PartitionKey { topic_id, number })
-        });
-        let is_uncommitted =
-            |key: &PartitionKey| group.offset(*key).and_then(CommittedRow::offset).is_none();
-        let readable = keys.filter(is_uncommitted).filter_map(|key| {
-            let Watermarks { log_start, high_watermark } = self.node.watermarks_of(key)?;
-            Some(high_watermark.saturating_sub(log_start))
-        });
-        readable.fold(0, u64::saturating_add)
-    }
-
-    fn summary(&self, name: &str, group: &ConsumerGroup, visible: &Visibility) -> GroupSummary {
-        let mut summary = GroupSummary {
-            group: name.to_owned(),
-            member_count: u32::try_from(group.members().len()).unwrap_or(u32::MAX),
-            state: group_describe::state_of(group).into(),
-            ..GroupSummary::default()
-        };
-        // Rows are in the order of their topics: the id, and whether no member reads the topic.
-        let mut known: Option<(u64, Option<bool>)> = None;
-        for (key, row) in group.offsets() {
-            let Some(offset) = row.offset() else { continue };
-            if known.is_none_or(|(id, _)| id != key.topic_id) {
-                let topic = self.node.topic_of(key.topic_id);
-                let topic = topic.filter(|topic| visible.sees_topic(&topic.name));
-                known = Some((key.topic_id, topic.map(|it| group.has_left(&it.name))));
-            }
-            let Some((_, Some(is_unread))) = known else { continue };
-            match self.node.known_watermarks(key, offset) {
-                None => summary.unknown_lags += 1,
-                Some(bounds) => {
-                    let OffsetLag { lag, lost } = OffsetLag::new(offset, bounds);
-                    if is_unread {
-                        summary.unsubscribed_lag += lag;
-                    } else {
-                        summary.total_lag += lag;
-                        summary.total_lost += lost;
-                    }
-                }
-            }
-        }
-        summary
     }
 
     async fn delete(&self, request: DeleteGroupRequest) -> Result<()> {

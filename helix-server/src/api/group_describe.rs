@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use super::authorize::Visibility;
 use super::delivery_reason::{DeliveryOwner, DeliveryReason, DeliveryState, Unassigned};
 use super::group::{wire_duration, wire_partitions};
-use super::group_lag::LagView;
+use super::group_lag::{LagView, readable_records, uncommitted_lag};
 use super::group_offsets::read_group;
 use super::group_pages::{GroupPageRequest, GroupRowKey};
 use super::{time, wire_shard_id};
@@ -92,6 +92,7 @@ pub(super) async fn describe(
         partitions,
         group: request.group.clone(),
         next_page_token: page.next_page_token,
+        uncommitted_lag: uncommitted_lag(node, &group, visible),
     })
 }
 
@@ -269,6 +270,8 @@ impl Description<'_> {
         let offset = row.and_then(|row| lags.offset_and_lag(topic.clone(), key, row));
         let reason = self.reason(key, owner.as_deref(), target.as_deref(), offset.as_ref());
         let history = row.filter(|_| self.include_history).map(history).unwrap_or_default();
+        let is_unread = offset.is_some() || self.group.has_left(&topic);
+        let uncommitted_lag = if is_unread { None } else { readable_records(self.node, key) };
         GroupPartition {
             partition: Some(TopicPartition {
                 topic,
@@ -282,6 +285,7 @@ impl Description<'_> {
             detail: reason.detail,
             waiting_for: reason.waiting_for,
             history,
+            uncommitted_lag,
         }
     }
 

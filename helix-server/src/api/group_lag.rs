@@ -8,6 +8,7 @@ use futures_util::future::join_all;
 use helix_proto::log::v1::{CommitStatus, CommittedOffset, OffsetAndLag, TopicPartition};
 use tokio::time::timeout;
 
+use super::authorize::Visibility;
 use super::time;
 use crate::log::{CommittedRow, ConsumerGroup, OffsetLag, PartitionKey, Watermarks};
 use crate::node::Node;
@@ -15,6 +16,30 @@ use crate::shard::Shard;
 
 /// Longest wait for the leaders of partitions whose ends are not known here.
 const CATCH_UP_MAX: Duration = Duration::from_secs(1);
+
+/// Returns the readable records of a partition; `None` if this node does not know its end.
+pub(super) fn readable_records(node: &Node, key: PartitionKey) -> Option<u64> {
+    let Watermarks { log_start, high_watermark } = node.watermarks_of(key)?;
+    Some(high_watermark.saturating_sub(log_start))
+}
+
+/// Returns the readable records of partitions in which a group has not committed, in the topics
+/// that are assigned to it or in which it has offsets.
+pub(super) fn uncommitted_lag(node: &Node, group: &ConsumerGroup, visible: &Visibility) -> u64 {
+    let assigned = group.assigned_topics().iter().map(|(topic_id, _)| *topic_id);
+    let topics: BTreeSet<u64> =
+        assigned.chain(group.offsets().map(|(key, _)| key.topic_id)).collect();
+    let topics = topics.into_iter().filter_map(|topic_id| node.topic_of(topic_id));
+    let is_read = |name: &str| visible.sees_topic(name) && !group.has_left(name);
+    let keys = topics.filter(|topic| is_read(&topic.name)).flat_map(|topic| {
+        let topic_id = topic.id;
+        (0..topic.partition_count).map(move |number| PartitionKey { topic_id, number })
+    });
+    let is_uncommitted =
+        |key: &PartitionKey| group.offset(*key).and_then(CommittedRow::offset).is_none();
+    let readable = keys.filter(is_uncommitted).filter_map(|key| readable_records(node, key));
+    readable.fold(0, u64::saturating_add)
+}
 
 /// A group's offsets with what is known of their partitions.
 pub(super) struct LagView<'a> {

@@ -18,6 +18,7 @@ mod delivery_reason;
 mod group;
 mod group_describe;
 mod group_lag;
+mod group_list;
 mod group_offsets;
 mod group_pages;
 mod health;

@@ -452,6 +452,12 @@ async fn lists_groups_in_pages() {
         assert!(page.groups.iter().all(|it| it.total_lag == 2 && it.member_count == 0));
         // Partition 2 has no committed offset.
         assert!(page.groups.iter().all(|it| it.uncommitted_lag == 2), "{page:?}");
+        for group in &page.groups {
+            let group = group.group.clone();
+            let request = DescribeGroupRequest { group, ..DescribeGroupRequest::default() };
+            let described = groups(&server).describe_group(request).await.unwrap().into_inner();
+            assert_eq!(described.uncommitted_lag, 2);
+        }
         names.extend(page.groups.into_iter().map(|group| group.group));
         page_token = page.next_page_token;
         if page_token.is_empty() {

@@ -46,7 +46,8 @@ impl From<proto::GroupSummary> for GroupRow {
 pub(crate) struct GroupDescription {
     group: String,
     state: &'static str,
-    /// Records to read, where known, without topics that no member subscribes to.
+    /// Records to read, where known, also without a committed offset, but without topics that no
+    /// member subscribes to.
     total_lag: u64,
     /// Offsets that were deleted before the group read them.
     total_lost: u64,
@@ -128,7 +129,8 @@ impl GroupDescription {
             let offsets = offsets.filter(|it| it.unsubscribed == is_unread);
             offsets.filter_map(of).fold(0, u64::saturating_add)
         };
-        let (total_lag, total_lost) = (sum(false, |it| it.lag), sum(false, |it| it.lost));
+        let (committed_lag, total_lost) = (sum(false, |it| it.lag), sum(false, |it| it.lost));
+        let total_lag = committed_lag.saturating_add(group.uncommitted_lag);
         let unsubscribed_lag = sum(true, |it| it.lag);
         let partitions = group.partitions.iter();
         Self {
@@ -177,7 +179,7 @@ impl GroupPartitionRow {
             owner: member(&partition.owner),
             target: member(&partition.target),
             offset: committed.map(|committed| committed.offset),
-            lag: lagging.and_then(|it| it.lag),
+            lag: lagging.map_or(partition.uncommitted_lag, |it| it.lag),
             lost: lagging.and_then(|it| it.lost),
             unsubscribed: lagging.is_some_and(|it| it.unsubscribed),
             status: status_name(partition.status()),

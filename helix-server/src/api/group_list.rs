@@ -1,0 +1,80 @@
+//! ListGroups: the groups on this node's shards, with the sums of their lag.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use helix_proto::log::v1::{GroupSummary, ListGroupsRequest, ListGroupsResponse};
+
+use super::authorize::Visibility;
+use super::group::GroupHandler;
+use super::group_describe;
+use super::group_lag::uncommitted_lag;
+use super::page::{cut_page, page_size};
+use crate::error::Result;
+use crate::limits::{GROUPS_PER_PAGE_DEFAULT, GROUPS_PER_PAGE_MAX};
+use crate::log::{ConsumerGroup, OffsetLag};
+use crate::shard::Shard;
+
+impl GroupHandler {
+    pub(super) fn list(
+        &self,
+        request: ListGroupsRequest,
+        visible: &Visibility,
+    ) -> Result<ListGroupsResponse> {
+        let page_size = page_size(request.page_size, GROUPS_PER_PAGE_DEFAULT, GROUPS_PER_PAGE_MAX)?;
+        let after = request.page_token.as_str();
+        let mut found: BTreeMap<Arc<str>, Arc<Shard>> = BTreeMap::new();
+        for shard in self.node.shards() {
+            let names: Vec<Arc<str>> = shard.read_groups(|groups| {
+                let found = groups.after(after).filter(|(name, _)| visible.sees_group(name));
+                found.take(page_size + 1).map(|(name, _)| name.clone()).collect()
+            });
+            found.extend(names.into_iter().map(|name| (name, shard.clone())));
+        }
+        let mut found: Vec<_> = found.into_iter().collect();
+        let next_page_token = cut_page(&mut found, page_size, |(name, _)| name.to_string());
+        let mut groups = Vec::new();
+        for (name, shard) in found {
+            let Some(group) = shard.read_groups(|groups| groups.snapshot(&name)) else {
+                continue;
+            };
+            let uncommitted_lag = uncommitted_lag(&self.node, &group, visible);
+            let summary = self.summary(&name, &group, visible);
+            groups.push(GroupSummary { uncommitted_lag, ..summary });
+        }
+        Ok(ListGroupsResponse { groups, next_page_token })
+    }
+
+    fn summary(&self, name: &str, group: &ConsumerGroup, visible: &Visibility) -> GroupSummary {
+        let mut summary = GroupSummary {
+            group: name.to_owned(),
+            member_count: u32::try_from(group.members().len()).unwrap_or(u32::MAX),
+            state: group_describe::state_of(group).into(),
+            ..GroupSummary::default()
+        };
+        // Rows are in the order of their topics: the id, and whether no member reads the topic.
+        let mut known: Option<(u64, Option<bool>)> = None;
+        for (key, row) in group.offsets() {
+            let Some(offset) = row.offset() else { continue };
+            if known.is_none_or(|(id, _)| id != key.topic_id) {
+                let topic = self.node.topic_of(key.topic_id);
+                let topic = topic.filter(|topic| visible.sees_topic(&topic.name));
+                known = Some((key.topic_id, topic.map(|it| group.has_left(&it.name))));
+            }
+            let Some((_, Some(is_unread))) = known else { continue };
+            match self.node.known_watermarks(key, offset) {
+                None => summary.unknown_lags += 1,
+                Some(bounds) => {
+                    let OffsetLag { lag, lost } = OffsetLag::new(offset, bounds);
+                    if is_unread {
+                        summary.unsubscribed_lag += lag;
+                    } else {
+                        summary.total_lag += lag;
+                        summary.total_lost += lost;
+                    }
+                }
+            }
+        }
+        summary
+    }
+}
