@@ -46,7 +46,7 @@ pub(crate) enum GroupSubcommand {
     /// Forget the offsets of a group in one topic
     ///
     /// Also in a deleted topic. Refused while members subscribe to the topic. A later reader starts
-    /// there as in a new group.
+    /// there as in a new group. A group without members and without other offsets is deleted.
     Forget {
         /// Name of the group
         #[arg(add = completion::groups())]
