@@ -31,7 +31,7 @@ const END_INTERVAL: Duration = Duration::from_millis(100);
 const LEAVE_LEADERLESS_MAX: Duration = Duration::from_millis(700);
 
 /// The same while the cluster does not respond at all.
-const LEAVE_IN_SILENCE_MAX: Duration = Duration::from_secs(3);
+const LEAVE_IN_SILENCE_MAX: Duration = Duration::from_secs(1);
 
 pub(crate) async fn run(global: &GlobalArgs, args: &ConsumeArgs) -> anyhow::Result<()> {
     let group = args.group.as_deref().unwrap_or_default();

@@ -1,6 +1,6 @@
 //! Commands that are interrupted end soon, with exit code 130, whatever takes their output.
 
-use std::io::{PipeReader, Write};
+use std::io::{BufRead, BufReader, PipeReader, Write};
 use std::process::{Child, Stdio};
 use std::time::Duration;
 
@@ -96,5 +96,29 @@ fn second_interrupt_ends_the_wait_for_acks() {
         child.try_wait().unwrap().is_some()
     });
     assert_eq!(child.wait().unwrap().code(), Some(130));
+    assert!(begin.elapsed() < SOON, "{:?}", begin.elapsed());
+}
+
+#[test]
+fn member_does_not_wait_for_a_silent_cluster() {
+    let node = ServerProcess::start();
+    node.ok_with(&["produce", "default", "-p", "0"], "a\n");
+    let consume = ["consume", "default", "-g", "billing", "--start", "earliest", "-F"];
+    let mut command = command(&[&consume[..], &["--addr", node.address()]].concat());
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    assert_eq!(line, "a\n");
+    node.signal(Signal::STOP);
+    let asks = ["topic", "list", "--timeout", "300ms"];
+    until("the node is silent", || node.run(&asks, "").code != 0);
+    let begin = Instant::now();
+    signal(&child, Signal::INT);
+    let output = child.wait_with_output().unwrap();
+    node.signal(Signal::CONT);
+    assert_eq!(output.status.code(), Some(130));
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(text.contains("did not commit and leave the group"), "{text}");
     assert!(begin.elapsed() < SOON, "{:?}", begin.elapsed());
 }
