@@ -6,14 +6,15 @@ use std::time::Duration;
 use helix_client::GroupEvent;
 use helix_proto::log::v1::subscribe_response::Message;
 use helix_proto::log::v1::{
-    CommitFallback, DeliveryStatus, DescribeGroupRequest, ErrorReason, FetchRequest,
+    CommitFallback, CommitStatus, DeliveryStatus, DescribeGroupRequest, ErrorReason, FetchRequest,
     GetOffsetsRequest, GroupMembership, GroupPartition, HeartbeatRequest, LeaveRequest, ReadSource,
     ResolveOffsetsRequest, SubscribeRequest, SubscribeResponse,
 };
+use helix_server::log::{GroupChange, OffsetUpdate, TopicOffsets};
 use tokio::time::Instant;
 use tonic::{Status, Streaming};
 
-use crate::groups::{TestMember, describe, fetch_from_group, groups, offsets};
+use crate::groups::{TestMember, commit_at, describe, fetch_from_group, groups, offsets};
 use crate::support::{TestServer, detail, reason, soon, values};
 use crate::trio::{NODES, Trio, expect_equal_replicas, is_redirect, until};
 
@@ -308,5 +309,70 @@ async fn every_node_begins_and_ends_the_reads_of_a_member() {
         assert_eq!(reason(&ended), ErrorReason::UnknownMember, "node {id}");
     }
     drop(streams);
+    trio.stop_all().await;
+}
+
+/// Returns what the group's coordinator says of its offset in a partition.
+async fn judged(trio: &Trio, number: u32) -> helix_proto::log::v1::OffsetAndLag {
+    let node = trio.node(coordinator(trio).await);
+    let found = offsets(node).await.into_iter();
+    let is_wanted = |it: &helix_proto::log::v1::OffsetAndLag| {
+        let partition = it.committed.as_ref().and_then(|it| it.partition.as_ref());
+        partition.is_some_and(|it| it.partition == number)
+    };
+    found.into_iter().find(is_wanted).expect("the group has an offset there")
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn coordinator_judges_offsets_of_partitions_that_it_does_not_lead() {
+    let mut trio = Trio::durable().await;
+    trio.balanced().await;
+    let client = trio.client();
+    let admin = client.admin();
+    trio.write(0, &["a"]).await;
+    admin.commit_group_offsets("readers", &[commit_at(0, 1)]).await.unwrap();
+    let coordinator_id = coordinator(&trio).await;
+    let mut elsewhere = Vec::new();
+    for number in 0..4 {
+        if trio.leader_of(number).await.0 != coordinator_id {
+            elsewhere.push(number);
+        }
+    }
+    assert!(!elsewhere.is_empty());
+    for number in elsewhere {
+        // The coordinator's replica may not have the newest records yet.
+        let mut end = 0;
+        for _ in 0..5 {
+            end = trio.write(number, &["a"]).await.first_offset.unwrap() + 1;
+            admin.commit_group_offsets("readers", &[commit_at(number, end)]).await.unwrap();
+            let found = judged(&trio, number).await;
+            let bounds = (found.status(), found.high_watermark, found.lag);
+            assert_eq!(bounds, (CommitStatus::Valid, Some(end), Some(0)));
+        }
+        let refused = admin.commit_group_offsets("readers", &[commit_at(number, end + 1)]).await;
+        let refused = refused.unwrap_err();
+        assert!(refused.is(ErrorReason::OffsetOutOfRange), "{refused}");
+        // An offset that no check has seen, as a log of an earlier version may have it.
+        let node = trio.node(coordinator_id).running.node();
+        let shard = node.find_group("readers").await.unwrap();
+        let topic_id = node.topic("default").unwrap().id;
+        for offset in [end + 1, u64::MAX] {
+            let update = OffsetUpdate { number, offset: Some(offset), metadata: String::new() };
+            let change = GroupChange::Commit {
+                member: None,
+                offsets_epoch: None,
+                topics: vec![TopicOffsets {
+                    topic_id,
+                    name: "default".to_owned(),
+                    offsets: vec![update],
+                }],
+                at_us: 1,
+            };
+            shard.change_group("readers", change).await.unwrap();
+            let found = judged(&trio, number).await;
+            let bounds = (found.status(), found.high_watermark, found.lag);
+            assert_eq!(bounds, (CommitStatus::AboveHighWatermark, Some(end), Some(0)));
+        }
+    }
     trio.stop_all().await;
 }
