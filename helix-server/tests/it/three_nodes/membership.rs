@@ -14,7 +14,7 @@ use helix_proto::log::v1::{
     MembershipPhase, ReadSource, Record, SubscribeRequest, WatchMetadataRequest,
 };
 use helix_server::config::ServerConfig;
-use helix_server::log::ProducerOwner;
+use helix_server::log::{ClusterCommand, ProducerOwner};
 use helix_server::node::{LogLimits, Node};
 use helix_server::shard::ReadFrom;
 
@@ -557,4 +557,37 @@ async fn unfinished_addition_can_be_cancelled() {
     .await;
     fleet.settle().await;
     fleet.stop_all().await;
+}
+
+/// As a node that is removed and added again: it still applies its earlier registration when it
+/// registers, and the removal of that one follows.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn node_registers_again_that_only_finds_its_earlier_registration() {
+    let mut trio = Trio::start(TrioPlan::linked().await).await;
+    let registered = |node: &TestServer| {
+        let nodes = node.running.node().nodes();
+        nodes.into_iter().find(|it| it.node_id == 3)
+    };
+    let before = registered(trio.node(1)).unwrap();
+    trio.isolate(3);
+    let later = ClusterCommand::RegisterNode {
+        node_id: 3,
+        endpoint: "gone.example:1".to_owned(),
+        version: before.version.clone(),
+        peer_addr: before.peer_addr.clone(),
+    };
+    trio.node(1).running.node().cluster().command(later).await.unwrap();
+    let isolated = trio.node(3).running.node();
+    assert_eq!(registered(trio.node(3)).as_ref(), Some(&before), "it knows no later one");
+    isolated.announce(before.endpoint.clone()).await.unwrap();
+    until("the isolated node has lost the leader", async || {
+        isolated.cluster().leader_hint().is_none().then_some(())
+    })
+    .await;
+    trio.heal(3);
+    until("every node knows the address", async || {
+        trio.nodes().all(|(_, node)| registered(node).as_ref() == Some(&before)).then_some(())
+    })
+    .await;
+    trio.stop_all().await;
 }
