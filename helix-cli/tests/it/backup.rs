@@ -413,7 +413,14 @@ fn interrupted_restore_is_resumed_with_resume_flag() {
         node.ok(&["topic", "delete", &name, "--yes"]);
     }
     let name = interrupted.expect("an interrupted run");
-    assert_eq!(restore(&node, &directory, &["--as", &name]).code, 4, "the topic is not empty");
+    let refused = restore(&node, &directory, &["--as", &name]);
+    assert_eq!(refused.code, 4, "{refused:?}");
+    assert!(refused.stderr.contains("has the mark of that restore"), "{refused:?}");
+    let token = || {
+        let topic = json(&node.ok(&["topic", "describe", &name, "-o", "json"]));
+        topic["partitions"][1]["fencing_token"].clone()
+    };
+    assert_eq!(token(), "restore-unfinished");
     let resumed = restore(&node, &directory, &["--as", &name, "--resume"]);
     assert_eq!(resumed.code, 0, "{resumed:?}");
     let rows = json(&resumed.stdout);
@@ -421,6 +428,7 @@ fn interrupted_restore_is_resumed_with_resume_flag() {
         rows.as_array().unwrap().iter().map(|row| row["new_records"].as_u64().unwrap()).sum();
     assert!((1..LARGE_LINES as u64).contains(&new), "{rows}");
     assert_eq!(contents(&node, &name), contents(&node, "orders"));
+    assert_eq!(token(), Value::Null);
     // Resuming a complete restore changes nothing.
     assert_eq!(restore(&node, &directory, &["--as", &name, "--resume"]).code, 0);
 
@@ -432,6 +440,36 @@ fn interrupted_restore_is_resumed_with_resume_flag() {
     let topic = json(&node.ok(&["topic", "describe", "other", "-o", "json"]));
     assert_eq!(topic["config"]["retention_bytes"], 1 << 30, "the topic is unchanged");
     assert_eq!(node.ok(&["consume", "other"]), "something else\n");
+}
+
+#[test]
+fn restore_that_cannot_be_finished_removes_its_topic() {
+    let node = ServerProcess::start();
+    node.ok(&["topic", "create", "orders", "--partitions", "2"]);
+    node.ok_with(&KEYED, &lines(LARGE_LINES));
+    let base = tempfile::tempdir().unwrap();
+    let directory = base.path().join("backup");
+    backup(&node, &directory, &["--topic", "orders"]);
+    let (second, aside) = (directory.join("topic-orders/partition-1"), base.path().join("aside"));
+    for number in 0..TRIES {
+        let name = format!("restored-{number}");
+        let args = ["restore", directory.to_str().unwrap(), "--as", &name];
+        let mut child = command(&[&args[..], &["--addr", node.address()]].concat());
+        let child = child.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        until("the topic is there", || node.run(&["topic", "describe", &name], "").code == 0);
+        fs::rename(&second, &aside).unwrap();
+        let output = child.wait_with_output().unwrap();
+        fs::rename(&aside, &second).unwrap();
+        if output.status.success() {
+            // It was faster.
+            continue;
+        }
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert!(text.contains("could not be restored and was removed"), "{text}");
+        assert_eq!(node.run(&["topic", "describe", &name], "").code, 3);
+        return;
+    }
+    panic!("each restore was faster than the removal of its file");
 }
 
 /// Starts a node that compacts tables soon, with a topic that keeps no deletions.
@@ -477,6 +515,16 @@ fn topics_with_gaps_keep_no_offsets_and_nothing_is_begun() {
         assert_eq!(shown, "bcdez", "{args:?}");
     }
     assert_eq!(node.ok(&["tail", "table", "-n", "100", "-f", "%k"]), "abcdez");
+    // Also if there is no record at the end.
+    node.ok(&["produce", "table", "--key", "z", "--tombstone"]);
+    until("the last key is gone", || keys(&node, "table").len() == 5);
+    let ends = json(&node.ok(&["offsets", "table", "-o", "json"]));
+    assert_eq!(ends[0]["high_watermark"], 26, "{ends}");
+    for args in [&["tail", "table", "-n", "3"][..], &["consume", "table", "--from=-3"]] {
+        assert_eq!(node.ok(&[args, &["-f", "%k"]].concat()), "cde", "{args:?}");
+    }
+    put(&node, "z:new\n");
+    until("z replaces nothing", || keys(&node, "table").len() == 6);
 
     let backups = tempfile::tempdir().unwrap();
     let saved = backups.path().join("backup");

@@ -112,6 +112,35 @@ fn offsets_are_sought_reset_and_taken_back() {
 }
 
 #[test]
+fn offsets_in_a_topic_are_forgotten() {
+    let node = node_with_orders();
+    node.ok(&["topic", "create", "other", "--partitions", "1"]);
+    node.ok(&["group", "seek", "billing", "orders", "--to", "4", "-p", "0"]);
+    node.ok(&["group", "seek", "billing", "other", "--to", "earliest"]);
+    let described = json(&node.ok(&["group", "describe", "billing", "-o", "json"]));
+    assert_eq!(described["total_lag"], 6 + 10, "also where nothing is committed: {described}");
+    let forget = |topic: &str, more: &[&str]| {
+        node.run(&[&["group", "forget", "billing", topic, "-o", "json"], more].concat(), "")
+    };
+    let unconfirmed = forget("orders", &[]);
+    assert_eq!(unconfirmed.code, 2, "{unconfirmed:?}");
+    assert!(unconfirmed.stderr.contains("1 offset of billing in orders"), "{unconfirmed:?}");
+    for more in [&["--dry-run"][..], &["--yes"]] {
+        let forgotten = forget("orders", more);
+        assert_eq!(forgotten.code, 0, "{forgotten:?}");
+        let row = &json(&forgotten.stdout)[0];
+        assert_eq!((&row["topic"], &row["offset"]), (&"orders".into(), &4.into()));
+    }
+    let again = forget("orders", &["--yes"]);
+    assert_eq!((again.code, again.stdout.trim()), (0, "[]"), "{again:?}");
+    assert!(again.stderr.contains("billing has no offsets in orders"), "{again:?}");
+    // A group without members and offsets is deleted.
+    node.ok(&["group", "describe", "billing"]);
+    assert_eq!(forget("other", &["--yes"]).code, 0);
+    assert_eq!(node.run(&["group", "describe", "billing"], "").code, 3);
+}
+
+#[test]
 fn members_are_shown_explained_and_named_by_refusals() {
     let node = node_with_orders();
     node.ok(&["group", "seek", "billing", "orders", "--to", "10", "-p", "0"]);

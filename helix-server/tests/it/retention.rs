@@ -12,6 +12,7 @@ use helix_server::config::ServerConfig;
 use prost_types::FieldMask;
 use tokio::time::Instant;
 
+use crate::captured_log::CapturedLog;
 use crate::support::{
     PATIENCE, TestServer, append_request, as_batch, earliest, from_offset, reason, soon, values,
 };
@@ -86,8 +87,15 @@ async fn idle_memory_partition_drops_old_records() {
 
 #[tokio::test]
 async fn idle_partition_drops_old_records_permanently() {
+    let (log, _guard) = CapturedLog::capture();
     let server = TestServer::durable().await;
     grow_old(&server).await;
+    let trimmed: Vec<String> =
+        log.text().lines().filter(|it| it.contains("retention trims")).map(str::to_owned).collect();
+    assert_eq!(trimmed.len(), 1, "{trimmed:?}");
+    for field in ["partition=0", "first_offset=0", "next_offset=3", "retention_s=1"] {
+        assert!(trimmed[0].contains(field), "{field}: {trimmed:?}");
+    }
     let server = soon(server.restart()).await;
     assert_eq!(log_start(&described(&server).await), 3);
     assert_eq!(stored_values(&server).await, ["d"]);
