@@ -1,7 +1,7 @@
 //! A node's data directory as each released version wrote it; every later version must read it
 //! through the API.
 //!
-//! `HELIX_GOLDEN=2` rewrites the directory of format 2, which is allowed only until its release.
+//! `HELIX_GOLDEN=3` rewrites the directory of format 3, which is allowed only until its release.
 //! Later, a change of any format adds a directory.
 
 // The test reads and writes files.
@@ -14,20 +14,26 @@ use std::time::Duration;
 use bytes::{Buf, BufMut, Bytes};
 use helix_proto::batch;
 use helix_proto::log::v1::{
-    AppendCondition, AppendRequest, ErrorReason, FetchRequest, GetTopicRequest,
-    InitProducerRequest, PartitionStart, ProducerIdentity, Record,
+    AppendCondition, AppendRequest, CommitOffsetsRequest, CommittedOffset, DeleteGroupRequest,
+    EncodedBatch, ErrorReason, FetchRequest, GetOffsetsRequest, GetTopicRequest,
+    InitProducerRequest, PartitionStart, ProducerIdentity, Record, SeekGroupRequest,
 };
 use helix_server::cluster::TopicSpec;
 use helix_server::config::ServerConfig;
-use helix_server::log::{Condition, FencingToken, PartitionSettings, ProducerOwner, ProducerStamp};
+use helix_server::error::Error;
+use helix_server::log::{
+    BatchChecksum, Condition, FencingToken, PartitionId, PartitionSettings, ProducerOwner,
+    ProducerStamp, Refusal,
+};
 use helix_server::node::{LogLimits, Node, NodeSettings};
-use helix_server::protocol::COMPACTION;
-use helix_server::shard::{Durability, NewBatch};
+use helix_server::protocol::{COMMIT_ORDER, COMPACTION};
+use helix_server::shard::{BatchAck, Durability, NewBatch};
 
 use crate::cleanup::keyed;
+use crate::groups::{TestMember, commit_at, groups, offsets};
 use crate::simulation::settings_in;
 use crate::support::{
-    PATIENCE, TestServer, append_request, as_batch, earliest, encoded, from_offset, reason,
+    PATIENCE, TestServer, append_request, as_batch, detail, earliest, encoded, from_offset, reason,
     records, values,
 };
 use crate::trio::until;
@@ -46,6 +52,11 @@ const UPDATES: u64 = 90;
 const KEYS: u64 = 3;
 /// Offset below which the table is compacted at least.
 const COMPACTED: u64 = 60;
+
+/// Ids of the producers in the directory of format 3, from two leases, and an epoch of its groups.
+const OWNED: u64 = 1;
+const CHECKED: u64 = 1_001;
+const LATE_EPOCH: u64 = 1;
 
 /// Record of the table at an offset.
 fn update(offset: u64) -> Record {
@@ -67,6 +78,15 @@ async fn serves_and_continues_a_data_directory_of_format_2() {
     expect_table(&server, UPDATES).await;
     let server = server.restart().await;
     expect_table(&server, UPDATES + 1).await;
+}
+
+/// Also has owners of producers, checksums of batches, and groups with ordered commits.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn serves_and_continues_a_data_directory_of_format_3() {
+    let server = start(3, write_owners).await;
+    expect_owners(&server, 0).await;
+    let server = server.restart().await;
+    expect_owners(&server, 1).await;
 }
 
 /// Starts a node on a copy of the directory of a format. First rewrites that directory if
@@ -142,6 +162,99 @@ async fn expect_all(server: &TestServer, visits: u64) {
     let get = GetTopicRequest { name: "gone".to_owned() };
     let refused = server.topics().get_topic(get).await.unwrap_err();
     assert_eq!(reason(&refused), ErrorReason::TopicNotFound);
+}
+
+/// Batch of a principal's producer on the default topic.
+async fn append_of(node: &Node, sequence: u64, principal: &str) -> Result<BatchAck, Error> {
+    let made = batch::encode(&records(&["owned"]));
+    let producer = ProducerStamp {
+        owner: ProducerOwner::of(principal),
+        checksum: Some(BatchChecksum::of_crc(made.crc32)),
+        ..ProducerStamp::new(OWNED, 0, sequence)
+    };
+    let located = node.locate("default", 0).unwrap();
+    let new = new_batch(located.partition, made, Some(producer));
+    let permit = located.shard.permit(new.payload.len()).await.unwrap();
+    located.shard.append(new, Durability::QuorumSynced, permit).await
+}
+
+/// Commit of the member; its epoch is in the metadata, for the next one.
+fn member_commit(member_epoch: u64, sequence: u64, offset: u64) -> CommitOffsetsRequest {
+    let metadata = member_epoch.to_string();
+    CommitOffsetsRequest {
+        group: "readers".to_owned(),
+        member_id: "a".to_owned(),
+        member_epoch,
+        sequence,
+        offsets: vec![CommittedOffset { metadata, ..commit_at(0, offset) }],
+        ..CommitOffsetsRequest::default()
+    }
+}
+
+fn commit_alone(group: &str, offset: u64, offsets_epoch: Option<u64>) -> CommitOffsetsRequest {
+    CommitOffsetsRequest {
+        group: group.to_owned(),
+        offsets: vec![commit_at(0, offset)],
+        offsets_epoch,
+        ..CommitOffsetsRequest::default()
+    }
+}
+
+async fn epoch_of(server: &TestServer, group: &str) -> Option<u64> {
+    let request = GetOffsetsRequest {
+        group: group.to_owned(),
+        allow_missing: true,
+        ..GetOffsetsRequest::default()
+    };
+    groups(server).get_offsets(request).await.unwrap().into_inner().offsets_epoch
+}
+
+/// Expects that owners, checksums and the order of commits are known; each visit adds a record.
+async fn expect_owners(server: &TestServer, visits: u64) {
+    let node = server.running.node();
+    // The owner, the checksum and the sequence of a batch from before.
+    let refused = append_of(node, 1 + visits, "bob").await.unwrap_err();
+    assert!(matches!(refused, Error::Refused(Refusal::ProducerNotOwned { .. })), "{refused}");
+    let next = append_of(node, 1 + visits, "alice").await.unwrap();
+    assert!(!next.duplicate);
+    let again = append_of(node, 0, "alice").await.unwrap();
+    assert_eq!((again.duplicate, again.offsets), (true, Some((0, 1))));
+    let own = ProducerIdentity { producer_id: CHECKED, epoch: 0 };
+    for (value, expected) in [("checked", None), ("changed", Some(ErrorReason::SequenceReused))] {
+        let request = AppendRequest {
+            partition: 1,
+            producer: Some(own),
+            first_sequence: Some(0),
+            ..append_request(&[value])
+        };
+        let outcome = server.produce().append(request).await;
+        assert_eq!(outcome.as_ref().err().map(reason), expected, "{value}");
+        let duplicate = outcome.ok().map(|it| it.into_inner().ack.unwrap().duplicate);
+        assert!(duplicate.is_none_or(|it| it));
+    }
+
+    // The member's commits go on where they were.
+    let committed = offsets(server).await[0].committed.clone().unwrap();
+    let epoch = committed.metadata.parse().unwrap();
+    let late = groups(server).commit_offsets(member_commit(epoch, 1, 1)).await.unwrap_err();
+    assert_eq!(reason(&late), ErrorReason::StaleCommit);
+    assert_eq!(detail(&late).next_sequence, Some(3 + visits));
+    let commit = member_commit(epoch, 3 + visits, 1);
+    groups(server).commit_offsets(commit).await.unwrap();
+    // A seek and a deletion are not undone by commits from before them.
+    for group in ["sought", "deleted"] {
+        let epoch = epoch_of(server, group).await;
+        let late = commit_alone(group, 0, Some(LATE_EPOCH));
+        let late = groups(server).commit_offsets(late).await.unwrap_err();
+        assert_eq!(reason(&late), ErrorReason::StaleCommit, "{group}");
+        assert_eq!(detail(&late).offsets_epoch, epoch);
+    }
+    let sought = GetOffsetsRequest { group: "sought".to_owned(), ..GetOffsetsRequest::default() };
+    let sought = groups(server).get_offsets(sought).await.unwrap().into_inner().offsets;
+    assert_eq!(sought[0].committed.as_ref().unwrap().offset, 1);
+    let deleted = GetOffsetsRequest { group: "deleted".to_owned(), ..GetOffsetsRequest::default() };
+    let deleted = groups(server).get_offsets(deleted).await.unwrap_err();
+    assert_eq!(reason(&deleted), ErrorReason::GroupNotFound);
 }
 
 /// Expects the latest record of each key, and no record that was compacted away. Adds a record.
@@ -247,6 +360,57 @@ async fn write_table(directory: &Path) {
     node.close().await;
 }
 
+/// Fills a directory: a producer of a principal, one of nobody whose batch has a checksum, a member
+/// with numbered commits, a group that was sought, and one that was deleted.
+async fn write_owners(directory: &Path) {
+    let server = TestServer::start(ServerConfig::in_dir(directory), None).await;
+    let node = server.running.node();
+    assert!(node.cluster().wait_protocol(COMMIT_ORDER, PATIENCE).await);
+    let mut producers = Vec::new();
+    for owner in [ProducerOwner::of("alice"), ProducerOwner::ANONYMOUS] {
+        producers.push(node.cluster().next_producer_id(owner).await.unwrap());
+    }
+    assert_eq!(producers, [OWNED, CHECKED]);
+    append_of(node, 0, "alice").await.unwrap();
+    let producer = Some(ProducerIdentity { producer_id: CHECKED, epoch: 0 });
+    let checked = AppendRequest {
+        partition: 1,
+        producer,
+        first_sequence: Some(0),
+        ..append_request(&["checked"])
+    };
+    server.produce().append(checked).await.unwrap();
+    let mut member = TestMember::new("a", &["default"]);
+    // Sessions begin again when the directory is opened.
+    member.request.session_timeout = Some(prost_types::Duration { seconds: 600, nanos: 0 });
+    member.until_owns(&server, 4).await;
+    for sequence in [1, 2] {
+        let commit = member_commit(member.last.member_epoch, sequence, sequence - 1);
+        groups(&server).commit_offsets(commit).await.unwrap();
+    }
+    for group in ["sought", "deleted"] {
+        let epoch = epoch_of(&server, group).await;
+        let made = groups(&server).commit_offsets(commit_alone(group, 0, epoch)).await.unwrap();
+        let epoch = made.into_inner().offsets_epoch;
+        assert!(epoch >= Some(LATE_EPOCH), "{epoch:?}");
+    }
+    let seek = SeekGroupRequest {
+        group: "sought".to_owned(),
+        offsets: vec![commit_at(0, 1)],
+        ..SeekGroupRequest::default()
+    };
+    groups(&server).seek_group(seek).await.unwrap();
+    let delete = DeleteGroupRequest { group: "deleted".to_owned() };
+    groups(&server).delete_group(delete).await.unwrap();
+    for shard in node.shards() {
+        shard.replica().checkpoint().await;
+    }
+    node.cluster().replica().checkpoint().await;
+    let TestServer { running, channel, .. } = server;
+    drop(channel);
+    running.shutdown().await;
+}
+
 async fn append(
     node: &Node,
     topic: &str,
@@ -265,9 +429,18 @@ async fn append_records(
     producer: Option<ProducerStamp>,
 ) {
     let located = node.locate(topic, number).unwrap();
-    let made = batch::encode(records);
-    let new = NewBatch {
-        partition: located.partition,
+    let new = new_batch(located.partition, batch::encode(records), producer);
+    let permit = located.shard.permit(new.payload.len()).await.unwrap();
+    located.shard.append(new, Durability::QuorumSynced, permit).await.unwrap();
+}
+
+fn new_batch(
+    partition: PartitionId,
+    made: EncodedBatch,
+    producer: Option<ProducerStamp>,
+) -> NewBatch {
+    NewBatch {
+        partition,
         record_count: made.record_count,
         version: batch::BATCH_VERSION,
         compression: made.compression,
@@ -276,9 +449,7 @@ async fn append_records(
         payload: made.payload,
         producer,
         condition: Condition::default(),
-    };
-    let permit = located.shard.permit(new.payload.len()).await.unwrap();
-    located.shard.append(new, Durability::QuorumSynced, permit).await.unwrap();
+    }
 }
 
 // The functions below pack a directory in one file, without the zero blocks of segments.
