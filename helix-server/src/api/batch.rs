@@ -206,6 +206,8 @@ fn encode(plain: PlainRecords, settings: &PartitionSettings) -> Result<EncodedBa
     if count == 0 {
         return Err(Error::EmptyBatch);
     }
+    // The rule of the encoded form: a decoder skips groups.
+    check_records(&payload, count, settings)?;
     check_keys(&payload, settings)?;
     Ok(batch::from_payload(count, payload))
 }
@@ -245,6 +247,10 @@ fn scan_error(error: ScanError, stated: u32, payload: &[u8], record_bytes_max: u
             let records = batch::walk(payload, record_bytes_max);
             let counted = records.filter(|record| record.is_ok()).count();
             let counted = u32::try_from(counted).expect("a payload is below 4 GiB");
+            if counted == stated {
+                let what = "something stands behind the records that is not a record";
+                return Error::CorruptBatch { what: what.to_owned() };
+            }
             Error::RecordCountMismatch { stated, counted }
         }
         ScanError::RecordTooLarge { bytes, bytes_max, .. } => record_too_large(bytes, bytes_max),

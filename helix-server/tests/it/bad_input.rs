@@ -3,6 +3,7 @@
 
 mod access_rows;
 mod group_rows;
+mod record_forms;
 mod rows;
 mod wire;
 
