@@ -28,7 +28,8 @@ pub(crate) struct TopicGroupRow {
     group: String,
     state: &'static str,
     member_count: u32,
-    /// Records to read, also without a committed offset; null if the group's coordinator did not answer, or does not know an end.
+    /// Records to read, also without a committed offset; null if the group's coordinator did not
+    /// answer, or does not know an end.
     lag: Option<u64>,
 }
 
