@@ -13,6 +13,8 @@
 //! A node accepts as many connections as its memory limit allows. Connections beyond that must be
 //! closed at once; within it none may be closed.
 
+mod resets;
+
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -25,8 +27,8 @@ use tokio::time::{Instant, sleep};
 
 use super::parse_duration;
 use crate::flood::{
-    AbusePattern, AbusiveClients, CallTimes, NewClients, NodeUnderTest, NodeUnderTestOptions,
-    ProbeClient, connect_new_clients,
+    AbusePattern, AbusiveClients, CallTimes, CheckedCallers, NewClients, NodeUnderTest,
+    NodeUnderTestOptions, ProbeClient, connect_new_clients,
 };
 use crate::logger::Logger;
 use crate::output::print_result;
@@ -96,13 +98,22 @@ pub struct FloodArgs {
     #[arg(long, default_value_t = 512)]
     pub memory_limit_mib: u64,
 
-    /// Highest allowed p99 of requests, as a multiple of the reference node's
+    /// Highest allowed p99 of requests, as a multiple of the reference node's; with `--resets`, of
+    /// the p99 alone
     #[arg(long, default_value_t = 2.0)]
     pub p99_factor_max: f64,
 
     /// `--pace` of the flooded node; with 0 the run should fail
     #[arg(long)]
     pub pace: Option<u32>,
+
+    /// Instead of all that, reset calls in every mix of connections, requests and reading
+    #[arg(long)]
+    pub resets: bool,
+
+    /// Connections of each mix of resets
+    #[arg(long, value_delimiter = ',', default_values_t = [1, 4, 16, 64])]
+    pub reset_connections: Vec<u16>,
 
     /// Report latencies without judging them, for a shared host
     #[arg(long)]
@@ -135,13 +146,13 @@ struct FloodPhase {
 
 /// Latencies of one client.
 #[derive(Debug, Serialize)]
-struct ClientLatencies {
-    calls: usize,
-    errors: u64,
-    append_p50_us: u128,
-    append_p99_us: u128,
-    fetch_p50_us: u128,
-    fetch_p99_us: u128,
+pub(super) struct ClientLatencies {
+    pub(super) calls: usize,
+    pub(super) errors: u64,
+    pub(super) append_p50_us: u128,
+    pub(super) append_p99_us: u128,
+    pub(super) fetch_p50_us: u128,
+    pub(super) fetch_p99_us: u128,
 }
 
 #[derive(Debug, Serialize)]
@@ -170,12 +181,18 @@ pub(super) async fn run(args: FloodArgs, program: PathBuf) -> anyhow::Result<()>
     open_files(
         args.connections + args.readers + args.writers + args.abusive_clients + FILES_BESIDE,
     )?;
+    if args.resets {
+        return resets::run(&args, logger, &program).await;
+    }
     let dir = tempfile::tempdir().context("create a directory for the node")?;
     let quiet_dir = tempfile::tempdir().context("create a directory for the reference node")?;
     let options = NodeUnderTestOptions {
         memory_limit_mib: args.memory_limit_mib,
         pace: None,
-        quota_mib: args.quota_mib,
+        callers: args.quota_mib.map(|quota_mib| CheckedCallers {
+            quota_mib: Some(quota_mib),
+            ..CheckedCallers::default()
+        }),
         has_tls: args.half_open > 0,
     };
     let flooded = NodeUnderTestOptions { pace: args.pace, ..options };
@@ -321,7 +338,7 @@ fn log(logger: Logger, part: &FloodPhase, alone: Option<&FloodPhase>) {
     ));
 }
 
-fn times(slow: u128, fast: u128) -> f64 {
+pub(super) fn times(slow: u128, fast: u128) -> f64 {
     slow as f64 / fast.max(1) as f64
 }
 
@@ -336,7 +353,7 @@ impl FloodPhase {
 }
 
 impl ClientLatencies {
-    fn new(latencies: &CallTimes) -> Self {
+    pub(super) fn new(latencies: &CallTimes) -> Self {
         let micros = |times: &[Duration], percent| at(times, percent).as_micros();
         Self {
             calls: latencies.appends.len() + latencies.fetches.len(),

@@ -1,11 +1,12 @@
 //! Subcommands: `run`, `kill-all`, `retries`, `failover`, `refill`, `repairs`, `elections`,
-//! `rolling`, `grow`, `flood`, `groups` and `check`.
+//! `rolling`, `grow`, `flood`, `fair-shares`, `groups` and `check`.
 //!
 //! Each starts its own nodes in its own directory, which is kept after a failure.
 
 mod ack_probe;
 mod elections;
 mod failover;
+mod fair_shares;
 mod flood;
 mod groups;
 mod grow;
@@ -27,10 +28,11 @@ use crate::groups::member;
 use crate::history;
 use crate::output::{print, print_error};
 
-pub use crate::flood::AbusePattern;
+pub use crate::flood::{AbusePattern, NeighbourCalls};
 pub use crate::groups::member::GroupMemberArgs;
 pub use elections::ElectionsArgs;
 pub use failover::FailoverArgs;
+pub use fair_shares::FairSharesArgs;
 pub use flood::FloodArgs;
 pub use groups::GroupsArgs;
 pub use grow::GrowArgs;
@@ -94,6 +96,8 @@ pub enum ChaosCommand {
     Elections(ElectionsArgs),
     /// Overload a node and check its memory and latency
     Flood(FloodArgs),
+    /// Measure a principal beside one that floods the node
+    FairShares(FairSharesArgs),
     /// Drain and restart one node after another under load
     Rolling(RollingArgs),
     /// Grow one node to five and shrink to three under load
@@ -120,6 +124,7 @@ pub async fn run(command: ChaosCommand, program: PathBuf) -> anyhow::Result<()> 
         ChaosCommand::Refill(args) => refill::run(args, program).await,
         ChaosCommand::Repairs(args) => repairs::run(args, program).await,
         ChaosCommand::Elections(args) => elections::run(args, program).await,
+        ChaosCommand::FairShares(args) => fair_shares::run(args, program).await,
         ChaosCommand::Flood(args) => flood::run(args, program).await,
         ChaosCommand::Rolling(args) => rolling::run(args, program).await,
         ChaosCommand::Grow(args) => grow::run(args, program).await,

@@ -12,13 +12,13 @@ const PIECES: usize = 64;
 /// `:method POST`, `:scheme http`, `:path /`, from the static HPACK table.
 const CALL: &[u8] = &[0x83, 0x84, 0x86];
 
-const HEADERS: u8 = 1;
-const DATA: u8 = 0;
-const RESET: u8 = 3;
+pub(super) const HEADERS: u8 = 1;
+pub(super) const DATA: u8 = 0;
+pub(super) const RESET: u8 = 3;
 const SETTINGS: u8 = 4;
 const PING: u8 = 6;
 const CONTINUATION: u8 = 9;
-const END_HEADERS: u8 = 4;
+pub(super) const END_HEADERS: u8 = 4;
 
 /// Pattern of abusive traffic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -93,7 +93,7 @@ fn append() -> Vec<u8> {
     block
 }
 
-fn text(block: &mut Vec<u8>, name: &[u8], value: &str) {
+pub(super) fn text(block: &mut Vec<u8>, name: &[u8], value: &str) {
     block.extend(name);
     // The value is shorter than 127 bytes, so its length takes one byte.
     block.push(value.len() as u8);

@@ -29,7 +29,8 @@ use super::{PARTITIONS, PROBE_PARTITION, TOPIC, append, connect};
 const BATCHES_IN_FLIGHT: usize = 4;
 
 /// Connection preface and empty SETTINGS.
-const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00";
+pub(super) const PREFACE: &[u8] =
+    b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00";
 
 /// Header of a TLS record, and its first byte.
 const HANDSHAKE_START: &[u8] = &[0x16, 3, 1, 0x40, 0, 1];
@@ -215,10 +216,10 @@ impl AbusiveClients {
 
 /// Runtime of the abusive clients. Its threads have low priority because real clients would run on
 /// other hosts and take no CPU time from the node.
-struct LowPriorityRuntime(Option<Runtime>);
+pub(super) struct LowPriorityRuntime(Option<Runtime>);
 
 impl LowPriorityRuntime {
-    fn new() -> anyhow::Result<Self> {
+    pub(super) fn new() -> anyhow::Result<Self> {
         let nice = || {
             // Ignored: the clients then compete for CPU, which the result shows.
             let _ = rustix::process::nice(NICE);
@@ -227,12 +228,15 @@ impl LowPriorityRuntime {
         Ok(Self(Some(runtime.context("start threads for abusive clients")?)))
     }
 
-    fn handle(&self) -> &Handle {
+    pub(super) fn handle(&self) -> &Handle {
         self.0.as_ref().expect("present until dropped").handle()
     }
 
     /// Runs a task here, so that a connection's background tasks also run here.
-    async fn run<T: Send + 'static>(&self, task: impl Future<Output = T> + Send + 'static) -> T {
+    pub(super) async fn run<T: Send + 'static>(
+        &self,
+        task: impl Future<Output = T> + Send + 'static,
+    ) -> T {
         self.handle().spawn(task).await.expect("it does not panic")
     }
 }
@@ -274,12 +278,12 @@ async fn acknowledge(stream: &mut TcpStream) -> std::io::Result<()> {
     }
 }
 
-fn partition(number: usize) -> u32 {
+pub(super) fn partition(number: usize) -> u32 {
     let others = PARTITIONS - 1;
     PROBE_PARTITION + 1 + u32::try_from(number).unwrap_or_default() % others
 }
 
-fn earliest(partition: u32) -> PartitionStart {
+pub(super) fn earliest(partition: u32) -> PartitionStart {
     let position = Position::Named(NamedPosition::Earliest.into());
     PartitionStart {
         topic: TOPIC.to_owned(),

@@ -23,21 +23,36 @@ pub(super) struct ClientTokens {
     pub(super) probe: TokenSource,
     /// Of all abusive clients together.
     pub(super) abusive: TokenSource,
+    /// The value of the header `authorization` with that token.
+    pub(super) abusive_header: Option<String>,
+    /// Of one well-behaved neighbour each.
+    pub(super) neighbours: Vec<TokenSource>,
+}
+
+/// Principals of a node that checks its callers, beside the probe client.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct CheckedCallers {
+    /// Quota of the abusive clients, in MiB of requests per second.
+    pub(crate) quota_mib: Option<u64>,
+    /// Number of neighbours.
+    pub(crate) neighbours: usize,
 }
 
 impl ClientTokens {
-    /// Makes the tokens with the node's first one. The abusive principal may append this many MiB
-    /// per second.
+    /// Makes the tokens with the node's first one.
     pub(super) async fn make(
         address: SocketAddr,
         first: &Path,
-        quota_mib: u64,
+        callers: CheckedCallers,
     ) -> anyhow::Result<Self> {
         let admin = administrator(address, first).await?;
-        let tokens = Self {
-            probe: make_token(&admin, PROBE).await?,
-            abusive: make_token(&admin, ABUSIVE).await?,
-        };
+        let mut tokens = Self { probe: make_token(&admin, PROBE).await?.0, ..Self::default() };
+        let (abusive, text) = make_token(&admin, ABUSIVE).await?;
+        (tokens.abusive, tokens.abusive_header) = (abusive, Some(format!("Bearer {text}")));
+        for number in 1..=callers.neighbours {
+            tokens.neighbours.push(make_token(&admin, &format!("neighbour-{number}")).await?.0);
+        }
+        let Some(quota_mib) = callers.quota_mib else { return Ok(tokens) };
         let quota = PrincipalQuota {
             principal: ABUSIVE.to_owned(),
             bytes_in_per_second: quota_mib << 20,
@@ -65,7 +80,7 @@ async fn administrator(address: SocketAddr, first: &Path) -> anyhow::Result<Admi
 }
 
 /// Makes a token of a principal that may append to the topic and read it.
-async fn make_token(admin: &Admin, principal: &str) -> anyhow::Result<TokenSource> {
+async fn make_token(admin: &Admin, principal: &str) -> anyhow::Result<(TokenSource, String)> {
     let role = |role: AccessRole| RoleGrant {
         role: role.into(),
         name: TOPIC.to_owned(),
@@ -75,5 +90,5 @@ async fn make_token(admin: &Admin, principal: &str) -> anyhow::Result<TokenSourc
     let grant = AccessGrant { roles, ..AccessGrant::default() };
     let made = admin.create_token(principal, None, &grant).await;
     let made = made.with_context(|| format!("make a token for {principal}"))?;
-    Ok(TokenSource::fixed(&made.token)?)
+    Ok((TokenSource::fixed(&made.token)?, made.token))
 }

@@ -5,9 +5,11 @@
 mod abuse;
 mod abusive_clients;
 mod client_tokens;
+mod neighbours;
 mod new_clients;
 mod node_under_test;
 mod probe_client;
+mod resets;
 
 use std::net::SocketAddr;
 
@@ -20,9 +22,13 @@ use tonic::transport::Endpoint;
 
 pub use abuse::AbusePattern;
 pub(crate) use abusive_clients::AbusiveClients;
+pub(crate) use client_tokens::CheckedCallers;
+pub use neighbours::NeighbourCalls;
+pub(crate) use neighbours::{Neighbour, Neighbours};
 pub(crate) use new_clients::{NewClients, connect_new_clients};
 pub(crate) use node_under_test::{NodeUnderTest, NodeUnderTestOptions};
 pub(crate) use probe_client::{CallTimes, ProbeClient};
+pub(crate) use resets::{ResetFlood, ResetMix};
 
 /// Topic of the node and its partitions; one is for the probe client, the others for abusive
 /// clients.

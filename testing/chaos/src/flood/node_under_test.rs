@@ -13,7 +13,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use tokio::process::{Child, ChildStdin, Command};
 use tokio::time::{Instant, sleep, timeout};
 
-use super::client_tokens::ClientTokens;
+use super::client_tokens::{CheckedCallers, ClientTokens};
 use super::{PARTITIONS, TOPIC, append, connect};
 use crate::{certificates, metrics, ports};
 
@@ -38,8 +38,8 @@ const BATCHES: usize = 160;
 pub(crate) struct NodeUnderTestOptions {
     pub(crate) memory_limit_mib: u64,
     pub(crate) pace: Option<u32>,
-    /// The node checks its callers, and abusive clients have this quota, in MiB per second.
-    pub(crate) quota_mib: Option<u64>,
+    /// The node checks its callers, which are these.
+    pub(crate) callers: Option<CheckedCallers>,
     /// The clients' port serves connections with and without TLS.
     pub(crate) has_tls: bool,
 }
@@ -61,7 +61,7 @@ impl NodeUnderTest {
         dir: &Path,
         options: NodeUnderTestOptions,
     ) -> anyhow::Result<Self> {
-        let NodeUnderTestOptions { memory_limit_mib, pace, quota_mib, has_tls } = options;
+        let NodeUnderTestOptions { memory_limit_mib, pace, callers, has_tls } = options;
         let (address, admin) = (ports::free()?, ports::free()?);
         let (data_dir, tls_dir) = (dir.join("data"), certificates::directory(dir));
         let ca = tls_dir.join("ca.pem");
@@ -75,7 +75,7 @@ impl NodeUnderTest {
             .arg(format!("--admin-addr={admin}"))
             .arg(format!("--default-retention-bytes={RETENTION}"))
             .args(pace.map(|pace| format!("--pace={pace}")))
-            .args(quota_mib.map(|_| "--auth=required"));
+            .args(callers.map(|_| "--auth=required"));
         if has_tls {
             certificates::make(&tls_dir)?;
             let own = tls_dir.join("node-1");
@@ -102,9 +102,9 @@ impl NodeUnderTest {
             ensure!(Instant::now() < deadline, "the node did not answer within {START_MAX:?}");
             sleep(Duration::from_millis(50)).await;
         }
-        if let Some(quota_mib) = quota_mib {
+        if let Some(callers) = callers {
             let first = data_dir.join("admin-token");
-            node_under_test.tokens = ClientTokens::make(address, &first, quota_mib).await?;
+            node_under_test.tokens = ClientTokens::make(address, &first, callers).await?;
         }
         Ok(node_under_test)
     }
@@ -121,6 +121,16 @@ impl NodeUnderTest {
     /// Returns the token of the abusive clients.
     pub(crate) fn abusive_token(&self) -> TokenSource {
         self.tokens.abusive.clone()
+    }
+
+    /// Returns the header `authorization` of the abusive clients, if callers are checked.
+    pub(crate) fn abusive_header(&self) -> Option<&str> {
+        self.tokens.abusive_header.as_deref()
+    }
+
+    /// Returns the tokens of the neighbours.
+    pub(crate) fn neighbour_tokens(&self) -> &[TokenSource] {
+        &self.tokens.neighbours
     }
 
     /// Returns the settings of a well-behaved client with TLS.

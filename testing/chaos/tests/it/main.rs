@@ -70,6 +70,8 @@ fn flood() -> FloodArgs {
         memory_limit_mib: 256,
         p99_factor_max: 2.0,
         pace: None,
+        resets: false,
+        reset_connections: Vec::new(),
         no_latency: true,
         json: false,
     }
