@@ -265,9 +265,8 @@ pub(crate) fn of(reason: ErrorReason) -> ReasonText {
             "join the group again",
         ),
         R::StaleCommit => text(
-            "the commit is older than what the group has",
-            "a later commit, a seek or a deletion of the group came first, so the commit changed \
-             nothing",
+            "the commit, seek or deletion is older than what the group has",
+            "a later commit, a seek or a deletion of the group came first, so it changed nothing",
             "helix group history GROUP   shows what came first\n\
              read the group's offsets again, and commit only what is newer",
         ),

@@ -19,6 +19,9 @@ const PAGE_GROUPS: i32 = 1000;
 /// Partitions per seek, below the service's limits also with the longest topic name.
 const SEEK_PARTITIONS: usize = 1000;
 
+/// Repeats of a seek or deletion that another change of the group overtook.
+const OVERTAKEN_MAX: u32 = 3;
+
 /// Settings of a seek.
 #[derive(Debug, Clone, Default)]
 pub struct SeekOptions {
@@ -223,17 +226,44 @@ impl Admin {
         validate_only: bool,
     ) -> Result<Vec<CommittedOffset>> {
         let TopicRef { name, id } = topic.into();
-        let call = CallSpec::new("forget group topic", Repeat::Always);
-        let response = self.client.call_coordinator(group, call, |node| {
-            let request = ForgetGroupTopicRequest {
-                group: group.to_owned(),
-                topic: name.to_owned(),
-                topic_id: id,
-                validate_only,
-            };
-            async move { node.group().forget_group_topic(request).await }
-        });
-        Ok(response.await?.offsets)
+        let forget = async |offsets_epoch| {
+            let call = CallSpec::new("forget group topic", Repeat::Always);
+            let response = self.client.call_coordinator(group, call, |node| {
+                let request = ForgetGroupTopicRequest {
+                    group: group.to_owned(),
+                    topic: name.to_owned(),
+                    topic_id: id,
+                    validate_only,
+                    offsets_epoch,
+                };
+                async move { node.group().forget_group_topic(request).await }
+            });
+            Ok(response.await?.offsets)
+        };
+        self.after_current_state(group, forget).await
+    }
+
+    /// Sends a change of a group that follows its state at the call, so that a late copy of an
+    /// attempt changes nothing after a later change. Repeats a change that was overtaken.
+    async fn after_current_state<T>(
+        &self,
+        group: &str,
+        send: impl AsyncFn(Option<u64>) -> Result<T>,
+    ) -> Result<T> {
+        let mut repeats = 0;
+        loop {
+            let epoch = self.group_offsets_epoch(group).await?;
+            match send(epoch).await {
+                Err(error)
+                    if error.is(ErrorReason::StaleCommit)
+                        && !error.may_have_applied
+                        && repeats < OVERTAKEN_MAX =>
+                {
+                    repeats += 1;
+                }
+                result => return result,
+            }
+        }
     }
 
     /// Sets offsets of a group without members, all or none. Creates the group.
@@ -318,12 +348,15 @@ impl Admin {
 
     async fn send_seek(&self, request: SeekGroupRequest) -> Result<Vec<SoughtOffset>> {
         let repeat = if request.validate_only { Repeat::Read } else { Repeat::UnlessApplied };
-        let call = CallSpec::new("seek group", repeat);
-        let response = self.client.call_coordinator(&request.group, call, |node| {
-            let request = request.clone();
-            async move { node.group().seek_group(request).await }
-        });
-        Ok(response.await?.offsets)
+        let seek = async |offsets_epoch| {
+            let call = CallSpec::new("seek group", repeat);
+            let response = self.client.call_coordinator(&request.group, call, |node| {
+                let request = SeekGroupRequest { offsets_epoch, ..request.clone() };
+                async move { node.group().seek_group(request).await }
+            });
+            Ok(response.await?.offsets)
+        };
+        self.after_current_state(&request.group, seek).await
     }
 
     /// Deletes a group without members, with its offsets.
@@ -331,12 +364,15 @@ impl Admin {
     /// # Errors
     /// `GROUP_NOT_FOUND`; `GROUP_NOT_EMPTY` if the group has members.
     pub async fn delete_group(&self, group: &str) -> Result<()> {
-        let call = CallSpec::new("delete group", Repeat::Always);
-        let result = self.client.call_coordinator(group, call, |node| {
-            let request = DeleteGroupRequest { group: group.to_owned() };
-            async move { node.group().delete_group(request).await }
-        });
-        match result.await {
+        let delete = async |offsets_epoch| {
+            let call = CallSpec::new("delete group", Repeat::Always);
+            let response = self.client.call_coordinator(group, call, |node| {
+                let request = DeleteGroupRequest { group: group.to_owned(), offsets_epoch };
+                async move { node.group().delete_group(request).await }
+            });
+            response.await
+        };
+        match self.after_current_state(group, delete).await {
             // An attempt without a response has deleted it.
             Err(error) if error.may_have_applied && error.is(ErrorReason::GroupNotFound) => Ok(()),
             result => result.map(|_| ()),

@@ -293,7 +293,8 @@ impl GroupHandler {
     async fn delete(&self, request: DeleteGroupRequest) -> Result<()> {
         check_group(&request.group)?;
         let shard = self.node.find_group(&request.group).await?;
-        match shard.change_group(&request.group, GroupChange::Delete).await {
+        let change = GroupChange::Delete { offsets_epoch: request.offsets_epoch };
+        match shard.change_group(&request.group, change).await {
             Ok(()) => Ok(()),
             Err(error) => Err(shard.redirect(error).await),
         }

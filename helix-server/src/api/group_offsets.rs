@@ -152,7 +152,8 @@ pub(super) async fn seek(
         check_all_readable(node, &topics).await?;
         (shard, topics)
     };
-    let origin = SeekOrigin { by: request.by, is_undo: request.undo };
+    let (is_undo, offsets_epoch) = (request.undo, request.offsets_epoch);
+    let origin = SeekOrigin { by: request.by, is_undo, offsets_epoch };
     let sought = change(node, &shard, &request.group, origin, topics, request.validate_only);
     match sought.await {
         Ok(offsets) => Ok(SeekGroupResponse { offsets }),
@@ -170,8 +171,12 @@ async fn change(
 ) -> Result<Vec<SoughtOffset>> {
     shard.ready().await?;
     let is_empty = topics.is_empty();
-    let group = shard.read_groups(|groups| groups.snapshot(name)).unwrap_or_default();
-    group.check_no_members().map_err(Refusal::from)?;
+    let group = shard.read_groups(|groups| groups.snapshot(name));
+    if let Some(group) = &group {
+        group.check_no_members().map_err(Refusal::from)?;
+        group.check_order_of_seek(origin.offsets_epoch).map_err(Refusal::from)?;
+    }
+    let group = group.unwrap_or_default();
     let mut sought = Vec::new();
     for topic in &topics {
         for (key, update) in topic.updates() {
@@ -307,7 +312,8 @@ pub(super) async fn forget_topic(
     node: &Node,
     request: ForgetGroupTopicRequest,
 ) -> Result<ForgetGroupTopicResponse> {
-    let ForgetGroupTopicRequest { group: name, topic, topic_id, validate_only } = request;
+    let ForgetGroupTopicRequest { group: name, topic, topic_id, validate_only, offsets_epoch } =
+        request;
     check_group(&name)?;
     if !is_topic_name(&topic) {
         let what = format!("{} is not a topic name", quote(&topic));
@@ -329,9 +335,12 @@ pub(super) async fn forget_topic(
         Some(CommittedOffset { partition: Some(partition), offset: row.offset()?, metadata })
     });
     let offsets: Vec<CommittedOffset> = offsets.collect();
+    if !ids.is_empty() {
+        group.check_order_of_seek(offsets_epoch).map_err(Refusal::from)?;
+    }
     if !validate_only && !ids.is_empty() {
         let shard = node.find_group(&name).await?;
-        let change = GroupChange::ForgetTopic { topic: topic.clone(), topic_id };
+        let change = GroupChange::ForgetTopic { topic: topic.clone(), topic_id, offsets_epoch };
         if let Err(error) = shard.change_group(&name, change).await {
             return Err(shard.redirect(error).await);
         }

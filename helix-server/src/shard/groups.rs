@@ -327,7 +327,7 @@ fn entry_bytes(change: &GroupChange) -> usize {
             }
             GroupChange::ForgetTopics { topic_ids } => topic_ids.len() * 8,
             GroupChange::ForgetTopic { topic, .. } => topic.len(),
-            GroupChange::Delete => 0,
+            GroupChange::Delete { .. } => 0,
         }
 }
 

@@ -43,7 +43,7 @@ async fn groups_at_their_limit_of_bytes_do_not_grow() {
         count += 1;
     }
     let before = (shard.read_groups(Clone::clone), shard.status().last_index);
-    let origin = SeekOrigin { by: "operator".to_owned(), is_undo: false };
+    let origin = SeekOrigin { by: "operator".to_owned(), is_undo: false, offsets_epoch: None };
     let member = MemberSpec {
         member_id: "a".to_owned(),
         topics: vec!["default".to_owned()],
@@ -64,7 +64,7 @@ async fn groups_at_their_limit_of_bytes_do_not_grow() {
     assert_eq!((shard.read_groups(Clone::clone), shard.status().last_index), before);
 
     shard.change_group("readers", commit(0, 7, "")).await.unwrap();
-    shard.change_group("readers", GroupChange::Delete).await.unwrap();
+    shard.change_group("readers", GroupChange::Delete { offsets_epoch: None }).await.unwrap();
     shard.change_group("others", commit(0, 1, "metadata")).await.unwrap();
 }
 

@@ -82,7 +82,7 @@ async fn late_commit_undoes_no_seek_and_revives_no_group() {
         assert_eq!(detail(&refused).offsets_epoch, read(&server).await.offsets_epoch);
         assert_eq!(committed(&server).await, Some(5));
     }
-    let delete = DeleteGroupRequest { group: GROUP.to_owned() };
+    let delete = delete_after(None);
     groups(&server).delete_group(delete).await.unwrap();
     for late in held {
         assert_eq!(reason(&send(&server, late).await.unwrap_err()), R::StaleCommit);
@@ -94,6 +94,56 @@ async fn late_commit_undoes_no_seek_and_revives_no_group() {
     let late = send(&server, commit(1, begin)).await.unwrap_err();
     assert_eq!(reason(&late), R::StaleCommit, "{late}");
     assert_eq!(committed(&server).await, Some(2));
+}
+
+fn delete_after(offsets_epoch: Option<u64>) -> DeleteGroupRequest {
+    DeleteGroupRequest { group: GROUP.to_owned(), offsets_epoch }
+}
+
+#[tokio::test]
+async fn late_seek_and_deletion_change_no_later_state() {
+    let server = started().await;
+    let none = read(&server).await.offsets_epoch;
+    let first = send(&server, commit(4, none)).await.unwrap();
+    let seek_after = |offset, offsets_epoch| SeekGroupRequest {
+        group: GROUP.to_owned(),
+        offsets: commit(offset, None).offsets,
+        offsets_epoch,
+        ..SeekGroupRequest::default()
+    };
+    let undo = SeekGroupRequest { undo: true, ..seek_after(0, first) };
+    let undo = SeekGroupRequest { offsets: Vec::new(), ..undo };
+    let forget = ForgetGroupTopicRequest {
+        group: GROUP.to_owned(),
+        topic: "default".to_owned(),
+        offsets_epoch: first,
+        ..ForgetGroupTopicRequest::default()
+    };
+    // A commit without a member comes between.
+    send(&server, commit(6, first)).await.unwrap();
+    groups(&server).seek_group(seek_after(5, first)).await.unwrap();
+    let late = [
+        groups(&server).seek_group(seek_after(8, first)).await.unwrap_err(),
+        groups(&server).seek_group(undo).await.unwrap_err(),
+        groups(&server).forget_group_topic(forget).await.unwrap_err(),
+        groups(&server).delete_group(delete_after(first)).await.unwrap_err(),
+    ];
+    for refused in late {
+        assert_eq!(reason(&refused), R::StaleCommit, "{refused}");
+        assert_eq!(detail(&refused).offsets_epoch, read(&server).await.offsets_epoch);
+    }
+    assert_eq!(committed(&server).await, Some(5));
+
+    // Deleted, and created again.
+    let delete = delete_after(read(&server).await.offsets_epoch);
+    groups(&server).delete_group(delete.clone()).await.unwrap();
+    let missing = groups(&server).delete_group(delete.clone()).await.unwrap_err();
+    assert_eq!(reason(&missing), R::GroupNotFound);
+    let again = read(&server).await.offsets_epoch;
+    groups(&server).seek_group(seek_after(3, again)).await.unwrap();
+    let late = groups(&server).delete_group(delete).await.unwrap_err();
+    assert_eq!(reason(&late), R::StaleCommit, "{late}");
+    assert_eq!(committed(&server).await, Some(3));
 }
 
 #[tokio::test]

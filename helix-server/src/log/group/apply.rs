@@ -53,7 +53,7 @@ impl GroupTable {
             if applied.is_ok() && !is_commit {
                 changed.push(name);
             }
-        } else if applied.is_ok() && matches!(command.change, GroupChange::Delete) {
+        } else if applied.is_ok() && matches!(command.change, GroupChange::Delete { .. }) {
             changed.push(name.into());
         }
         self.bytes = self.bytes - before + self.len_of(name, is_commit);
@@ -131,8 +131,11 @@ impl GroupTable {
                 let is_ordered = self.is_ordered;
                 let group = self.get_or_create(name)?;
                 group.check_no_members()?;
+                if is_ordered {
+                    group.check_order_of_seek(origin.offsets_epoch)?;
+                }
                 group.check_offsets(topics)?;
-                let SeekOrigin { by, is_undo } = origin;
+                let SeekOrigin { by, is_undo, .. } = origin;
                 let kind = if *is_undo { OffsetEventKind::Undo } else { OffsetEventKind::Seek };
                 let (by, place) = (&committed_by(by), CommitPlace::default());
                 group.store(topics, RowChange { kind, by, at_us: *at_us, place });
@@ -149,15 +152,18 @@ impl GroupTable {
                     }
                 }
             }
-            GroupChange::ForgetTopic { topic, topic_id } => {
+            GroupChange::ForgetTopic { topic, topic_id, offsets_epoch } => {
                 let group = self.get_mut(name).ok_or(GroupRefusal::GroupNotFound)?;
-                if group.forget_unread_topic(topic, *topic_id)? {
+                if group.forget_unread_topic(topic, *topic_id, *offsets_epoch)? {
                     group.epochs = OffsetEpochs::after(index);
                 }
             }
-            GroupChange::Delete => {
+            GroupChange::Delete { offsets_epoch } => {
                 let group = self.get(name).ok_or(GroupRefusal::GroupNotFound)?;
                 group.check_no_members()?;
+                if self.is_ordered {
+                    group.check_order_of_seek(*offsets_epoch)?;
+                }
                 if let Some((name, _)) = self.groups.remove_entry(name)
                     && self.is_ordered
                 {
@@ -508,10 +514,19 @@ impl ConsumerGroup {
 
     /// Forgets a topic for good, so that its readers start as in a new group. Returns whether the
     /// group had it.
-    fn forget_unread_topic(&mut self, name: &str, topic_id: u64) -> Result<bool, GroupRefusal> {
+    fn forget_unread_topic(
+        &mut self,
+        name: &str,
+        topic_id: u64,
+        offsets_epoch: Option<u64>,
+    ) -> Result<bool, GroupRefusal> {
         self.check_topic_unused(name, topic_id)?;
         let is_meant = |id: &u64| topic_id == 0 || *id == topic_id;
         let ids: Vec<u64> = self.topic_ids(name).into_iter().filter(is_meant).collect();
+        if !ids.is_empty() {
+            // A repeated command finds nothing.
+            self.check_order_of_seek(offsets_epoch)?;
+        }
         for id in &ids {
             self.offsets.remove(*id);
         }

@@ -40,9 +40,10 @@ pub enum GroupChange {
     ForgetTopics { topic_ids: Vec<u64> },
     /// Removes the offsets of a topic that no member subscribes to; id 0 means every topic of the
     /// name. Proposed from protocol [`COMMIT_ORDER`](crate::protocol::COMMIT_ORDER) on.
-    ForgetTopic { topic: String, topic_id: u64 },
+    /// `offsets_epoch` is the epoch of the offsets that it follows.
+    ForgetTopic { topic: String, topic_id: u64, offsets_epoch: Option<u64> },
     /// Deletes a group without members.
-    Delete,
+    Delete { offsets_epoch: Option<u64> },
 }
 
 /// Targets of all members.
@@ -72,6 +73,8 @@ pub struct SeekOrigin {
     pub by: String,
     /// It takes back an earlier seek.
     pub is_undo: bool,
+    /// Epoch of the offsets that it follows.
+    pub offsets_epoch: Option<u64>,
 }
 
 impl GroupChange {
@@ -85,7 +88,7 @@ impl GroupChange {
             Self::Seek { .. } => "seek group offsets",
             Self::ForgetTopics { .. } => "forget group topics",
             Self::ForgetTopic { .. } => "forget group topic",
-            Self::Delete => "delete group",
+            Self::Delete { .. } => "delete group",
         }
     }
 }

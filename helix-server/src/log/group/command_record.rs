@@ -25,6 +25,12 @@ impl PartitionKeys {
 
 impl From<GroupCommand> for GroupCommandRecord {
     fn from(command: GroupCommand) -> Self {
+        let offsets_epoch = match &command.change {
+            GroupChange::Seek { origin, .. } => origin.offsets_epoch,
+            GroupChange::ForgetTopic { offsets_epoch, .. }
+            | GroupChange::Delete { offsets_epoch } => *offsets_epoch,
+            _ => None,
+        };
         let change = match command.change {
             GroupChange::PutMember { member, take_over, joined_epoch } => {
                 let member = Some(member);
@@ -46,18 +52,19 @@ impl From<GroupCommand> for GroupCommandRecord {
                     .map_or_else(Default::default, |it| (it.member_id, it.epoch, it.sequence));
                 Record::Commit(Commit { member_id, epoch, topics, at_us, sequence, offsets_epoch })
             }
-            GroupChange::Seek { origin: SeekOrigin { by, is_undo }, topics, at_us } => {
+            GroupChange::Seek { origin: SeekOrigin { by, is_undo, .. }, topics, at_us } => {
                 Record::Seek(Seek { by, is_undo, topics, at_us })
             }
             GroupChange::ForgetTopics { topic_ids } => {
                 Record::ForgetTopics(ForgetTopics { topic_ids })
             }
-            GroupChange::ForgetTopic { topic, topic_id } => {
+            GroupChange::ForgetTopic { topic, topic_id, .. } => {
                 Record::ForgetTopic(ForgetTopic { topic, topic_id })
             }
-            GroupChange::Delete => Record::Delete(true),
+            GroupChange::Delete { .. } => Record::Delete(true),
         };
-        Self { group: command.group, change: Some(change), ordered: command.is_ordered }
+        let (group, ordered) = (command.group, command.is_ordered);
+        Self { group, change: Some(change), ordered, offsets_epoch }
     }
 }
 
@@ -66,6 +73,7 @@ impl TryFrom<GroupCommandRecord> for GroupCommand {
     type Error = &'static str;
 
     fn try_from(record: GroupCommandRecord) -> Result<Self, &'static str> {
+        let offsets_epoch = record.offsets_epoch;
         let change = match record.change.ok_or("the change of the group is unknown")? {
             Record::PutMember(it) => GroupChange::PutMember {
                 member: it.member.ok_or("the member is missing")?,
@@ -103,15 +111,16 @@ impl TryFrom<GroupCommandRecord> for GroupCommand {
                 GroupChange::Commit { member, offsets_epoch, topics, at_us }
             }
             Record::Seek(it) => GroupChange::Seek {
-                origin: SeekOrigin { by: it.by, is_undo: it.is_undo },
+                origin: SeekOrigin { by: it.by, is_undo: it.is_undo, offsets_epoch },
                 topics: it.topics,
                 at_us: it.at_us,
             },
             Record::ForgetTopics(it) => GroupChange::ForgetTopics { topic_ids: it.topic_ids },
             Record::ForgetTopic(it) => {
-                GroupChange::ForgetTopic { topic: it.topic, topic_id: it.topic_id }
+                let (topic, topic_id) = (it.topic, it.topic_id);
+                GroupChange::ForgetTopic { topic, topic_id, offsets_epoch }
             }
-            Record::Delete(true) => GroupChange::Delete,
+            Record::Delete(true) => GroupChange::Delete { offsets_epoch },
             Record::Delete(false) => return Err("the change of the group is unknown"),
         };
         Ok(Self { group: record.group, change, is_ordered: record.ordered })

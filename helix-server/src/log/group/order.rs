@@ -1,8 +1,9 @@
 //! Order of commits: the changes of a group's offsets that a commit has to follow.
 //!
 //! Epochs are indexes of the shard's log, so they never repeat, also in a group that was deleted
-//! and created again. A commit without a member names the epoch of the offsets that it follows. A
-//! commit of a member has a place: the member's epoch and a sequence within it.
+//! and created again. A commit without a member names the epoch of the offsets that it follows, and
+//! so may a seek or a deletion. A commit of a member has a place: the member's epoch and a sequence
+//! within it.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -226,6 +227,18 @@ impl ConsumerGroup {
                 Err(self.stale(Some(partition), StaleReason::Moved { given }))
             }
             (false, _) => Err(self.stale(None, StaleReason::Epoch { given })),
+        }
+    }
+
+    /// Checks the order of a seek, an undo, a forgotten topic or a deletion. Without an epoch its
+    /// last arrival counts.
+    pub fn check_order_of_seek(&self, epoch: Option<u64>) -> Result<(), GroupRefusal> {
+        let OffsetEpochs { fence, changed, .. } = self.epochs;
+        match epoch {
+            Some(given) if !(fence..=changed).contains(&given) => {
+                Err(self.stale(None, StaleReason::Epoch { given }))
+            }
+            _ => Ok(()),
         }
     }
 

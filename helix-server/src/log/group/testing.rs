@@ -64,15 +64,23 @@ pub(crate) fn random_command(rng: &mut StdRng) -> GroupCommand {
             at_us: number(rng),
         },
         5 => GroupChange::Seek {
-            origin: SeekOrigin { by: text(rng), is_undo: rng.random() },
+            origin: SeekOrigin {
+                by: text(rng),
+                is_undo: rng.random(),
+                offsets_epoch: rng.random_bool(0.5).then(|| number(rng)),
+            },
             topics: topics(rng),
             at_us: number(rng),
         },
         6 => GroupChange::ForgetTopics {
             topic_ids: (0..rng.random_range(0..4)).map(|_| number(rng)).collect(),
         },
-        7 => GroupChange::ForgetTopic { topic: text(rng), topic_id: number(rng) },
-        _ => GroupChange::Delete,
+        7 => GroupChange::ForgetTopic {
+            topic: text(rng),
+            topic_id: number(rng),
+            offsets_epoch: rng.random_bool(0.5).then(|| number(rng)),
+        },
+        _ => GroupChange::Delete { offsets_epoch: rng.random_bool(0.5).then(|| number(rng)) },
     };
     GroupCommand { group: text(rng), change, is_ordered: rng.random() }
 }

@@ -160,7 +160,7 @@ pub(crate) fn examples(topic: &str) -> Vec<ExampleCall> {
         ),
         example(
             "GroupService/DeleteGroup",
-            DeleteGroupRequest { group },
+            DeleteGroupRequest { group, ..DeleteGroupRequest::default() },
             &[on_group(&[O::Delete])],
         ),
         example("ClusterService/GetMetadata", GetMetadataRequest::default(), &[]),

@@ -462,6 +462,15 @@ fn seeks() -> Vec<FieldCase> {
             call(SeekGroupRequest { validate_only: true, ..good() }),
             Refused(R::GroupNotEmpty, "\"m1\""),
         ),
+        (
+            &["SeekGroupRequest.offsets_epoch"],
+            call(SeekGroupRequest {
+                group: "another".to_owned(),
+                offsets_epoch: Some(u64::MAX),
+                ..good()
+            }),
+            Refused(R::StaleCommit, "offsets_epoch 18446744073709551615"),
+        ),
     ]
 }
 
@@ -502,13 +511,17 @@ fn others() -> Vec<FieldCase> {
         let page_token = page_token.to_owned();
         InvalidCall::ListGroups(ListGroupsRequest { page_size, page_token })
     };
-    let delete = |name: &str| InvalidCall::DeleteGroup(DeleteGroupRequest { group: group(name) });
+    let delete_after = |name: &str, offsets_epoch| {
+        InvalidCall::DeleteGroup(DeleteGroupRequest { group: group(name), offsets_epoch })
+    };
+    let delete = |name: &str| delete_after(name, None);
     let forget = |name: &str, topic: &str, topic_id| {
         InvalidCall::ForgetGroupTopic(ForgetGroupTopicRequest {
             group: group(name),
             topic: topic.to_owned(),
             topic_id,
             validate_only: true,
+            offsets_epoch: None,
         })
     };
     let topics = vec!["nowhere".to_owned(), String::new()];
@@ -631,5 +644,21 @@ fn others() -> Vec<FieldCase> {
             Refused(R::GroupNotFound, "begins with"),
         ),
         (&["DeleteGroupRequest.group"], delete(GROUP), Refused(R::GroupNotEmpty, "\"m1\"")),
+        (
+            &["DeleteGroupRequest.offsets_epoch"],
+            delete_after(GROUP, Some(u64::MAX)),
+            Refused(R::GroupNotEmpty, "\"m1\""),
+        ),
+        (
+            &["ForgetGroupTopicRequest.offsets_epoch"],
+            InvalidCall::ForgetGroupTopic(ForgetGroupTopicRequest {
+                group: group(GROUP),
+                topic: "nowhere".to_owned(),
+                offsets_epoch: Some(u64::MAX),
+                ..ForgetGroupTopicRequest::default()
+            }),
+            // Nothing to forget.
+            Fine,
+        ),
     ]
 }

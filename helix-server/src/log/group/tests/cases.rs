@@ -213,7 +213,7 @@ fn seek_is_refused_with_members_and_can_be_taken_back() {
     let mut log = Log::new();
     let at = key(1, 0);
     let seek = |to, is_undo| GroupChange::Seek {
-        origin: SeekOrigin { by: "operator".to_owned(), is_undo },
+        origin: SeekOrigin { by: "operator".to_owned(), is_undo, offsets_epoch: None },
         topics: offsets(&[(at, to)]),
         at_us: 5,
     };
@@ -229,7 +229,7 @@ fn seek_is_refused_with_members_and_can_be_taken_back() {
     log.join("a", &["t1"]);
     let refused = log.apply(seek(Some(1), false));
     assert!(matches!(refused, Err(GroupRefusal::NotEmpty { first, .. }) if *first[0] == *"a"));
-    let refused = log.apply(GroupChange::Delete);
+    let refused = log.apply(GroupChange::Delete { offsets_epoch: None });
     assert!(matches!(refused, Err(GroupRefusal::NotEmpty { .. })));
 }
 
@@ -246,8 +246,11 @@ fn a_deletion_changes_the_group_and_a_refused_one_does_not() {
     };
     let commit = GroupChange::Commit { member: None, offsets_epoch: None, topics, at_us: 1 };
     assert_eq!(apply(1, commit), (Ok(()), Vec::new()));
-    assert_eq!(apply(2, GroupChange::Delete), (Ok(()), vec![GROUP.to_owned()]));
-    let refused = apply(3, GroupChange::Delete);
+    assert_eq!(
+        apply(2, GroupChange::Delete { offsets_epoch: None }),
+        (Ok(()), vec![GROUP.to_owned()])
+    );
+    let refused = apply(3, GroupChange::Delete { offsets_epoch: None });
     assert_eq!(refused, (Err(GroupRefusal::GroupNotFound), Vec::new()));
 }
 
@@ -267,7 +270,7 @@ fn history_is_bounded_and_joins_commits_of_one_member() {
     assert_eq!((history[0].from, history[0].to), (None, Some(20)));
     assert_eq!((history[0].since_us, history[0].until_us), (1, 20));
     for round in 0..20 {
-        let origin = SeekOrigin { by: String::new(), is_undo: false };
+        let origin = SeekOrigin { by: String::new(), is_undo: false, offsets_epoch: None };
         let topics = offsets(&[(at, Some(round))]);
         log.apply(GroupChange::Seek { origin, topics, at_us: 0 }).unwrap();
     }
@@ -402,7 +405,7 @@ fn offset_takes_the_documented_memory() {
     }
     log.apply(GroupChange::RemoveMembers { members: vec!["a".to_owned()] }).unwrap();
     for offset in 1..=20 {
-        let origin = SeekOrigin { by: String::new(), is_undo: false };
+        let origin = SeekOrigin { by: String::new(), is_undo: false, offsets_epoch: None };
         let topics = offsets(&[(key(1, 0), Some(offset))]);
         log.apply(GroupChange::Seek { origin, topics, at_us: log.index }).unwrap();
     }
@@ -502,7 +505,7 @@ fn checkpoint_takes_at_most_seven_quarters_of_its_estimate() {
     const FIRST: u64 = 1 << 40;
     const TOPIC: u64 = 1 << 28;
     let seek = |number, offset| GroupChange::Seek {
-        origin: SeekOrigin { by: String::new(), is_undo: false },
+        origin: SeekOrigin { by: String::new(), is_undo: false, offsets_epoch: None },
         topics: offsets(&[(key(TOPIC, number), Some(offset))]),
         at_us: 1 << 52,
     };

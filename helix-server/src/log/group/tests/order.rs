@@ -18,7 +18,7 @@ fn numbered(epoch: u64, sequence: u64, offset: u64) -> GroupChange {
 }
 
 fn seek(offset: u64, is_undo: bool) -> GroupChange {
-    let origin = SeekOrigin { by: "operator".to_owned(), is_undo };
+    let origin = SeekOrigin { by: "operator".to_owned(), is_undo, offsets_epoch: None };
     GroupChange::Seek { origin, topics: offsets(&[(AT, Some(offset))]), at_us: 1 }
 }
 
@@ -88,7 +88,7 @@ fn late_commit_revives_no_deleted_group() {
     log.apply(manual(AT, 10, None)).unwrap();
     let held = manual(AT, 40, log.epoch());
     let (absent, first) = (manual(AT, 10, None), manual(AT, 10, Some(0)));
-    log.apply(GroupChange::Delete).unwrap();
+    log.apply(GroupChange::Delete { offsets_epoch: None }).unwrap();
     for late in [&held, &absent, &first] {
         log.refuses(late);
         assert!(log.state.groups().is_empty());
@@ -100,7 +100,7 @@ fn late_commit_revives_no_deleted_group() {
     }
     assert_eq!(log.committed(), None);
     // By members, too.
-    log.apply(GroupChange::Delete).unwrap();
+    log.apply(GroupChange::Delete { offsets_epoch: None }).unwrap();
     log.join("a", &["t1"]);
     log.apply(remove()).unwrap();
     for late in [&held, &absent, &first] {
@@ -121,7 +121,7 @@ fn deletions_are_remembered_in_bounds() {
     for number in 0..count {
         let name = format!("g{number:05}");
         apply(&mut table, &name, seek(5, false)).unwrap();
-        apply(&mut table, &name, GroupChange::Delete).unwrap();
+        apply(&mut table, &name, GroupChange::Delete { offsets_epoch: None }).unwrap();
     }
     assert!(table.is_empty() && table.estimated_len() < DELETED_GROUPS_MAX * 20);
     for name in ["g00000", "g04098", "never"] {
@@ -170,7 +170,8 @@ fn forgotten_topic_has_no_offsets_until_a_later_commit() {
     log.apply(manual(AT, 10, None)).unwrap();
     log.apply(manual(key(2, 0), 10, None)).unwrap();
     let held = manual(AT, 40, log.epoch());
-    let forget = || GroupChange::ForgetTopic { topic: "t1".to_owned(), topic_id: 0 };
+    let forget =
+        || GroupChange::ForgetTopic { topic: "t1".to_owned(), topic_id: 0, offsets_epoch: None };
     let joined = log.join("a", &["t1"]).epoch;
     log.assign(&[topic(1, 1)]);
     let epoch = log.report("a", joined, &[]).epoch;
@@ -197,9 +198,68 @@ fn forgotten_topic_has_no_offsets_until_a_later_commit() {
     // A deleted topic can be forgotten, too.
     log.apply(GroupChange::ForgetTopics { topic_ids: vec![2] }).unwrap();
     assert_eq!(log.group().topic_ids("t2"), [2]);
-    log.apply(GroupChange::ForgetTopic { topic: "t2".to_owned(), topic_id: 2 }).unwrap();
+    log.apply(GroupChange::ForgetTopic {
+        topic: "t2".to_owned(),
+        topic_id: 2,
+        offsets_epoch: None,
+    })
+    .unwrap();
     assert!(log.state.groups().is_empty(), "nothing is left");
     assert!(matches!(log.refuses(&held), StaleReason::Epoch { .. }));
+}
+
+#[test]
+fn late_seek_or_deletion_changes_no_later_state() {
+    let mut log = Log::new();
+    log.apply(manual(AT, 10, None)).unwrap();
+    let first = log.epoch();
+    let seek_after = |offset, is_undo, offsets_epoch| {
+        let origin = SeekOrigin { by: String::new(), is_undo, offsets_epoch };
+        GroupChange::Seek { origin, topics: offsets(&[(AT, Some(offset))]), at_us: 1 }
+    };
+    let late = [
+        seek_after(40, false, first),
+        seek_after(40, true, first),
+        GroupChange::ForgetTopic { topic: "t1".to_owned(), topic_id: 0, offsets_epoch: first },
+        GroupChange::Delete { offsets_epoch: first },
+    ];
+    let refuses = |log: &mut Log| {
+        let before = log.state.groups().clone();
+        for change in &late {
+            log.restart().unwrap();
+            let refused = log.apply(change.clone()).unwrap_err();
+            let GroupRefusal::StaleCommit(stale) = refused else { panic!("{refused:?}") };
+            assert!(matches!(stale.why, StaleReason::Epoch { .. }));
+            assert_eq!(*log.state.groups(), before, "a refused change changes nothing");
+        }
+    };
+    // A commit without a member is not one to follow.
+    log.apply(manual(AT, 20, first)).unwrap();
+    log.apply(seek_after(5, false, first)).unwrap();
+    refuses(&mut log);
+    // Members had the group.
+    log.apply(GroupChange::Delete { offsets_epoch: log.epoch() }).unwrap();
+    let joined = log.join("a", &["t1"]).epoch;
+    log.assign(&[topic(1, 1)]);
+    let epoch = log.report("a", joined, &[]).epoch;
+    log.apply(numbered(epoch, 1, 7)).unwrap();
+    log.apply(remove()).unwrap();
+    refuses(&mut log);
+    assert_eq!(log.committed(), Some(7));
+    // A repeated one finds nothing, and a missing group has an epoch.
+    let forget = GroupChange::ForgetTopic {
+        topic: "t1".to_owned(),
+        topic_id: 0,
+        offsets_epoch: log.epoch(),
+    };
+    log.apply(manual(OTHER, 1, log.epoch())).unwrap();
+    log.apply(manual(key(2, 0), 1, log.epoch())).unwrap();
+    log.apply(forget.clone()).unwrap();
+    log.apply(forget).expect("nothing is left to forget");
+    log.apply(GroupChange::Delete { offsets_epoch: log.epoch() }).unwrap();
+    log.apply(seek_after(3, false, log.epoch())).unwrap();
+    refuses(&mut log);
+    assert_eq!(log.committed(), Some(3));
 }
 
 #[test]
@@ -224,7 +284,7 @@ fn entries_of_earlier_versions_are_applied_as_before() {
     };
     apply(false, seek(5, false)).unwrap();
     apply(false, manual(AT, 40, None)).unwrap();
-    apply(false, GroupChange::Delete).unwrap();
+    apply(false, GroupChange::Delete { offsets_epoch: None }).unwrap();
     apply(false, manual(AT, 40, None)).unwrap();
     apply(true, seek(5, false)).unwrap();
     let late = apply(false, manual(AT, 40, None));
