@@ -32,6 +32,7 @@
 mod event;
 mod final_reads;
 mod group;
+mod group_offset;
 mod ordering;
 pub mod payload;
 #[cfg(test)]
@@ -43,6 +44,7 @@ mod verdict;
 
 pub use event::{BatchKey, HistoryEvent, HistoryLine};
 pub use group::{GroupChecker, GroupCounts, GroupPartitionKey, GroupStart, SentCommit};
+pub use group_offset::{GroupOffsetChange, GroupOffsetChecker, SentOffsetChange, StoredOffset};
 pub use state::HistoryChecker;
 pub use verdict::{HistoryVerdict, Violation, ViolationClass};
 

@@ -176,8 +176,11 @@ impl SimulatedMachine {
             election_timeout: helix_server::limits::ELECTION_TIMEOUT,
             files: helix_wal::FileCache::default(),
             clock: clock.clone(),
-            // Not `Required`: only the client with tokens sends any.
-            auth: if plan.has_tokens { AuthMode::Optional } else { AuthMode::Off },
+            // Not `Required`: most clients send no tokens.
+            auth: match plan.has_tokens || plan.has_principals {
+                true => AuthMode::Optional,
+                false => AuthMode::Off,
+            },
             jwt: None,
             seed: Some(plan.seed ^ node_id << 32 ^ *start_count),
         }

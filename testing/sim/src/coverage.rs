@@ -75,6 +75,11 @@ pub enum CoverageMark {
     RetentionByTime,
     ExpiredTokenRefused,
     TokenJudgedUnderWrongClock,
+    ForeignProducerRefused,
+    ForeignProducerRefusedByNewLeader,
+    RevokedFetchEnded,
+    RevokedHeartbeatEnded,
+    RevokedSubscriptionEnded,
     TopicRecreated,
     ReaderToldOfRecreation,
     DeletionRepeated,
@@ -88,6 +93,9 @@ pub enum CoverageMark {
     GroupMemberFenced,
     GroupCommitFenced,
     GroupLateCommitRefused,
+    LateOffsetCommitRefused,
+    LateSeekRefused,
+    LateDeletionRefused,
     GroupNameTakenOver,
     GroupCommitOutOfRange,
     GroupTopicGrown,
@@ -100,7 +108,7 @@ pub enum CoverageMark {
 }
 
 impl CoverageMark {
-    pub const ALL: [Self; 86] = [
+    pub const ALL: [Self; 94] = [
         Self::LeaderChange,
         Self::LeaderChangeWithBatchInFlight,
         Self::LeaderCutOff,
@@ -165,6 +173,11 @@ impl CoverageMark {
         Self::RetentionByTime,
         Self::ExpiredTokenRefused,
         Self::TokenJudgedUnderWrongClock,
+        Self::ForeignProducerRefused,
+        Self::ForeignProducerRefusedByNewLeader,
+        Self::RevokedFetchEnded,
+        Self::RevokedHeartbeatEnded,
+        Self::RevokedSubscriptionEnded,
         Self::TopicRecreated,
         Self::ReaderToldOfRecreation,
         Self::DeletionRepeated,
@@ -178,6 +191,9 @@ impl CoverageMark {
         Self::GroupMemberFenced,
         Self::GroupCommitFenced,
         Self::GroupLateCommitRefused,
+        Self::LateOffsetCommitRefused,
+        Self::LateSeekRefused,
+        Self::LateDeletionRefused,
         Self::GroupNameTakenOver,
         Self::GroupCommitOutOfRange,
         Self::GroupTopicGrown,

@@ -10,8 +10,11 @@
 //!   see.
 //! - `clock_witness` checks append times and retention by time against all clocks; `token_holder`
 //!   checks the expiry of tokens.
+//! - `principals` use each other's producer identities; `revocations` removes rights while calls
+//!   wait.
 //! - `group_member` reads in a consumer group, `group_topics` changes topics under it,
 //!   `group_watch` checks the group on all nodes, `group_context` is shared by them.
+//! - `group_offsets` commits, seeks and deletes in a group without members, also with late requests.
 //! - `tables` writes and reads a topic that is compacted by key, and checks what readers see;
 //!   `table_watch` checks its compaction on all nodes.
 //! - `invariants` checks all nodes after every tick; `observation` is its state per replica.
@@ -31,6 +34,7 @@ pub mod disks;
 pub mod final_reads;
 pub mod group_context;
 pub mod group_member;
+pub mod group_offsets;
 pub mod group_topics;
 pub mod group_watch;
 pub mod invariants;
@@ -41,10 +45,12 @@ pub mod net;
 mod observation;
 pub mod operator;
 pub mod plan;
+pub mod principals;
 pub mod raw_producer;
 pub mod recorder;
 pub mod recreation;
 pub mod recreation_log;
+pub mod revocations;
 pub mod run;
 mod sealed;
 pub mod table_watch;

@@ -102,12 +102,14 @@ pub enum Theme {
     Groups,
     /// A topic that is compacted by key, under crashes and with replicas that are replaced.
     Tables,
+    /// Principals that use each other's identities, and rights that are removed while calls wait.
+    Access,
 }
 
 impl Theme {
     /// Themes that a third of the seeds draw from. The others have draws of their own, but
-    /// [`Self::Groups`] and [`Self::Tables`], which are only chosen by hand: other seeds also have
-    /// groups and tables.
+    /// [`Self::Groups`], [`Self::Tables`] and [`Self::Access`], which are only chosen by hand: other
+    /// seeds also have groups, tables and principals.
     const DRAWN: [Self; 6] =
         [Self::Disks, Self::Space, Self::Votes, Self::Damage, Self::Branches, Self::Answers];
 
@@ -133,6 +135,9 @@ impl Theme {
             }
             Self::Recreation => {
                 &[Partition, OneWay, NonTransitive, Hold, Loss, Reset, Kill, Election, PowerLoss]
+            }
+            Self::Access => {
+                &[Partition, OneWay, Hold, Loss, Reset, Kill, PowerLoss, Stop, Transfer, Election]
             }
             Self::Groups => {
                 &[Partition, OneWay, Hold, Loss, Reset, Kill, PowerLoss, Transfer, Election, Stall]
@@ -250,8 +255,11 @@ pub struct SimulationPlan {
     pub conditional: u32,
     pub raw_producers: u32,
     pub trims: bool,
-    /// A client calls with tokens, some of which expire. The other clients have none.
+    /// A client calls with tokens, some of which expire. Most other clients have none.
     pub has_tokens: bool,
+    /// Producers of several principals use each other's identities, and calls wait while their
+    /// rights are removed.
+    pub has_principals: bool,
     /// A topic is deleted and created again all the time.
     pub recreates: bool,
     pub records_max: u32,
@@ -361,6 +369,9 @@ impl SimulationPlan {
             raw_producers: rng.random_range(0..=1),
             trims: rng.random_bool(0.4),
             has_tokens: false,
+            // A generator of its own, so that other seeds keep their plans.
+            has_principals: StdRng::seed_from_u64(seed ^ 0x7072_696e).random_bool(0.15)
+                || theme == Some(Theme::Access),
             recreates: false,
             records_max: if rng.random_bool(0.3) { 40 } else { rng.random_range(1..=12) },
             pace: Duration::from_millis(rng.random_range(5..=60)),

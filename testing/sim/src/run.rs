@@ -28,7 +28,7 @@ use crate::recreation_log::RecreationLog;
 use crate::table_watch::TableStateChecker;
 use crate::token_holder::{self, TokenLog};
 use crate::workload::{self, ClientContext};
-use crate::{group_member, group_topics, tables};
+use crate::{group_member, group_offsets, group_topics, principals, revocations, tables};
 
 const TICK: Duration = Duration::from_millis(1);
 
@@ -193,7 +193,14 @@ impl World {
             let holder = token_holder::run(context.clone(), machines.clone(), tokens.clone());
             sim.client("tokens", holder);
         }
+        if plan.has_principals {
+            sim.client("principals", principals::run(context.clone()));
+            hosts.push("principals".to_owned());
+            sim.client("waits", revocations::run(context.clone(), machines.clone()));
+        }
         if let Some(group) = &plan.group {
+            sim.client("offsets", group_offsets::run(context.clone()));
+            hosts.push("offsets".to_owned());
             sim.client("topics", group_topics::operate(context.clone()));
             for slot in 0..group.members {
                 let host = format!("member{slot}");
@@ -346,7 +353,8 @@ impl World {
         4 + u32::from(self.plan.recreates)
             + u32::from(self.plan.table.is_some())
             + u32::from(self.plan.has_tokens)
-            + u32::from(self.groups.is_some())
+            + 2 * u32::from(self.plan.has_principals)
+            + 2 * u32::from(self.groups.is_some())
             + self.plan.group_members()
     }
 
