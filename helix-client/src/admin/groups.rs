@@ -226,7 +226,7 @@ impl Admin {
         validate_only: bool,
     ) -> Result<Vec<CommittedOffset>> {
         let TopicRef { name, id } = topic.into();
-        let forget = async |offsets_epoch| {
+        let forget = |offsets_epoch| async move {
             let call = CallSpec::new("forget group topic", Repeat::Always);
             let response = self.client.call_coordinator(group, call, |node| {
                 let request = ForgetGroupTopicRequest {
@@ -238,18 +238,21 @@ impl Admin {
                 };
                 async move { node.group().forget_group_topic(request).await }
             });
-            Ok(response.await?.offsets)
+            response.await.map(|response| response.offsets)
         };
         self.after_current_state(group, forget).await
     }
 
     /// Sends a change of a group that follows its state at the call, so that a late copy of an
     /// attempt changes nothing after a later change. Repeats a change that was overtaken.
-    async fn after_current_state<T>(
+    async fn after_current_state<T, F>(
         &self,
         group: &str,
-        send: impl AsyncFn(Option<u64>) -> Result<T>,
-    ) -> Result<T> {
+        send: impl Fn(Option<u64>) -> F,
+    ) -> Result<T>
+    where
+        F: Future<Output = Result<T>>,
+    {
         let mut repeats = 0;
         loop {
             let epoch = self.group_offsets_epoch(group).await?;
@@ -269,7 +272,8 @@ impl Admin {
     /// Sets offsets of a group without members, all or none. Creates the group.
     ///
     /// Not repeated if the outcome of an attempt is unknown: a second seek would make the first one
-    /// the offset that [`Admin::undo_group_seek`] restores.
+    /// the offset that [`Admin::undo_group_seek`] restores. Such an attempt has no effect if it
+    /// arrives after a later seek or deletion.
     ///
     /// # Errors
     /// As [`Admin::commit_group_offsets`]; `OFFSET_OUT_OF_RANGE` if an offset is neither readable
@@ -348,13 +352,14 @@ impl Admin {
 
     async fn send_seek(&self, request: SeekGroupRequest) -> Result<Vec<SoughtOffset>> {
         let repeat = if request.validate_only { Repeat::Read } else { Repeat::UnlessApplied };
-        let seek = async |offsets_epoch| {
+        let request = &request;
+        let seek = |offsets_epoch| async move {
             let call = CallSpec::new("seek group", repeat);
             let response = self.client.call_coordinator(&request.group, call, |node| {
                 let request = SeekGroupRequest { offsets_epoch, ..request.clone() };
                 async move { node.group().seek_group(request).await }
             });
-            Ok(response.await?.offsets)
+            response.await.map(|response| response.offsets)
         };
         self.after_current_state(&request.group, seek).await
     }
@@ -364,7 +369,7 @@ impl Admin {
     /// # Errors
     /// `GROUP_NOT_FOUND`; `GROUP_NOT_EMPTY` if the group has members.
     pub async fn delete_group(&self, group: &str) -> Result<()> {
-        let delete = async |offsets_epoch| {
+        let delete = |offsets_epoch| async move {
             let call = CallSpec::new("delete group", Repeat::Always);
             let response = self.client.call_coordinator(group, call, |node| {
                 let request = DeleteGroupRequest { group: group.to_owned(), offsets_epoch };

@@ -166,10 +166,11 @@ pub enum GroupRefusal {
     BytesReached { limit: usize },
 }
 
-/// A commit that is older than what the group has. Nothing was changed.
+/// A commit, seek or deletion that is older than what the group has. Nothing was changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "the commit is stale: {why}; read the group's offsets again, and commit only what is newer"
+    "the commit, seek or deletion is stale: {why}; read the group's offsets again, and send only \
+     what is newer"
 )]
 pub struct StaleCommit {
     /// Partition that shows it; `None` if it is the whole group.
