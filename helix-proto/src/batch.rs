@@ -8,10 +8,12 @@ use bytes::{BufMut, Bytes, BytesMut};
 use prost::Message;
 
 use crate::compression::{self, BatchCodec, DecompressError};
+use crate::kafka::{self, KAFKA_BATCH_VERSION, KafkaBatchError};
 use crate::log::v1::{Compression, EncodedBatch, Record, RecordList};
 pub use record_scan::{ScanError, Walk, scan, scan_records, walk};
 
-/// Layout version of every batch that this crate builds or reads.
+/// Version of a batch whose payload is a serialized `RecordList`. The other one is
+/// [`KAFKA_BATCH_VERSION`].
 pub const BATCH_VERSION: u32 = 1;
 
 /// Tag byte of `RecordList.records`: field 1, length-delimited.
@@ -73,6 +75,19 @@ pub fn from_payload(record_count: u32, payload: Bytes) -> EncodedBatch {
     }
 }
 
+/// Builds a batch of version 2 from a Kafka batch of `record_count` records.
+pub fn from_kafka(record_count: u32, payload: Bytes) -> EncodedBatch {
+    let compression = i32::from(Compression::Unspecified);
+    EncodedBatch {
+        version: KAFKA_BATCH_VERSION,
+        record_count,
+        compression,
+        crc32: crc(KAFKA_BATCH_VERSION, record_count, compression, &payload),
+        uncompressed_bytes: 0,
+        payload,
+    }
+}
+
 /// Returns the bytes that a record takes in a payload: tag, length prefix, and the record.
 pub fn record_bytes(record: &Record) -> usize {
     let bytes = record.encoded_len();
@@ -80,11 +95,14 @@ pub fn record_bytes(record: &Record) -> usize {
 }
 
 /// Verifies a batch and returns its records; keys and values are slices of its uncompressed
-/// payload.
+/// payload. See [`kafka::decode`] for the offsets of a batch of version 2.
 ///
 /// # Errors
 /// See [`DecodeError`]; decoding the same batch again fails again.
 pub fn decode(batch: &EncodedBatch) -> Result<RecordList, DecodeError> {
+    if batch.version == KAFKA_BATCH_VERSION {
+        return Ok(RecordList { records: kafka::decode(batch)?.records });
+    }
     let list = RecordList::decode(uncompressed_payload(batch)?)?;
     if list.records.len() != batch.record_count as usize {
         return Err(DecodeError::Count { expected: batch.record_count, found: list.records.len() });
@@ -94,11 +112,14 @@ pub fn decode(batch: &EncodedBatch) -> Result<RecordList, DecodeError> {
 
 /// Verifies a batch and returns its serialized `RecordList`, decompressed if necessary.
 ///
-/// The records are not counted and not decoded.
+/// The records are not counted and not decoded, except those of version 2, which are converted.
 ///
 /// # Errors
 /// As [`decode`].
 pub fn uncompressed_payload(batch: &EncodedBatch) -> Result<Bytes, DecodeError> {
+    if batch.version == KAFKA_BATCH_VERSION {
+        return kafka::plain_payload(batch);
+    }
     if batch.version != BATCH_VERSION {
         return Err(DecodeError::Version(batch.version));
     }
@@ -135,6 +156,9 @@ pub enum DecodeError {
     /// The checksum does not match the bytes.
     #[error("checksum mismatch")]
     Checksum,
+    /// The payload is not a Kafka batch.
+    #[error("{0}")]
+    Kafka(#[from] KafkaBatchError),
     /// The payload is not a `RecordList`.
     #[error("payload is not a list of records")]
     Malformed(#[from] prost::DecodeError),

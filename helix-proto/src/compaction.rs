@@ -8,14 +8,15 @@ use bytes::{Bytes, BytesMut};
 
 use crate::batch::{self, BATCH_VERSION, ScanError};
 use crate::compression::{BatchCodec, Compressor, DecompressError, Decompressor};
+use crate::kafka::{self, KAFKA_BATCH_VERSION, KafkaBatchError, KafkaBuildError};
 use crate::log::v1::EncodedBatch;
 use crate::record_fields::{NotARecordError, RecordFields, record_fields};
 
 /// Compressor and decompressor of a cleaner, which reuses them.
 #[derive(Debug, Default)]
 pub struct Codecs {
-    compressor: Compressor,
-    decompressor: Decompressor,
+    pub(crate) compressor: Compressor,
+    pub(crate) decompressor: Decompressor,
 }
 
 /// A stored batch: the fields of an [`EncodedBatch`], for code that knows no messages.
@@ -27,7 +28,8 @@ pub struct BatchParts {
     pub record_count: u32,
     /// Number of the codec.
     pub compression: i32,
-    /// Size of the decompressed payload of a compressed batch.
+    /// Size of the decompressed payload of a compressed batch, and of the `RecordList` that a batch
+    /// of version 2 converts to.
     pub uncompressed_bytes: u32,
     /// Checksum over the fields above and the payload.
     pub crc: u32,
@@ -41,12 +43,12 @@ impl BatchParts {
         batch::crc_seed(self.version, self.record_count, self.compression)
     }
 
-    /// Returns whether the payload is compressed.
-    pub fn is_compressed(&self) -> bool {
-        !batch::is_uncompressed(self.compression)
+    /// Returns whether `uncompressed_bytes` is stored with the batch.
+    pub fn states_uncompressed_bytes(&self) -> bool {
+        self.version == KAFKA_BATCH_VERSION || !batch::is_uncompressed(self.compression)
     }
 
-    fn is_intact(&self) -> bool {
+    pub(crate) fn is_intact(&self) -> bool {
         self.crc == batch::crc(self.version, self.record_count, self.compression, &self.payload)
     }
 }
@@ -122,6 +124,12 @@ pub enum CompactError {
     /// The payload is not a list of records.
     #[error("{0}")]
     Scan(#[from] ScanError),
+    /// The payload is not a Kafka batch.
+    #[error("{0}")]
+    Kafka(#[from] KafkaBatchError),
+    /// The smaller batch cannot be built.
+    #[error("{0}")]
+    Build(#[from] KafkaBuildError),
     /// A record cannot be decoded.
     #[error("record {number}: {error}")]
     Record {
@@ -137,8 +145,8 @@ impl CompactError {
     /// reader can decode them. Such batches are stored where records are not validated.
     pub fn is_no_record_list(&self) -> bool {
         match self {
-            Self::Decompress(_) | Self::Scan(_) | Self::Record { .. } => true,
-            Self::Version(_) | Self::Compression(_) | Self::Checksum => false,
+            Self::Decompress(_) | Self::Scan(_) | Self::Record { .. } | Self::Kafka(_) => true,
+            Self::Version(_) | Self::Compression(_) | Self::Checksum | Self::Build(_) => false,
         }
     }
 }
@@ -154,6 +162,9 @@ pub fn visit_records(
     codecs: &mut Codecs,
     mut visit: impl FnMut(KeyedRecord<'_>) -> bool,
 ) -> Result<(), CompactError> {
+    if batch.version == KAFKA_BATCH_VERSION {
+        return kafka::visit_records(batch, codecs, visit);
+    }
     let (payload, _) = verified_payload(batch, &mut codecs.decompressor)?;
     let mut walk = Walk::new(batch, payload);
     while walk.next_record()?.is_some() {}
@@ -182,6 +193,9 @@ pub fn compact(
     mut judge: impl FnMut(KeyedRecord<'_>) -> RecordFate,
     payload_max: impl FnOnce(&[u32]) -> usize,
 ) -> Result<CompactedBatch, CompactError> {
+    if batch.version == KAFKA_BATCH_VERSION {
+        return kafka::compact(batch, codecs, judge, payload_max);
+    }
     let (payload, codec) = verified_payload(batch, &mut codecs.decompressor)?;
     let (mut kept, mut is_forced) = (Vec::new(), false);
     let mut ranges: Vec<Range<usize>> = Vec::new();

@@ -203,7 +203,7 @@ fn payload_bytes_max(uncompressed_bytes: usize) -> usize {
 pub struct Decompressor {
     /// Created with the first Zstandard payload.
     zstd: Option<bulk::Decompressor<'static>>,
-    buffer: Vec<u8>,
+    pub(crate) buffer: Vec<u8>,
 }
 
 impl Decompressor {
@@ -256,19 +256,23 @@ impl Decompressor {
                 let block = payload.get(LZ4_HEADER_BYTES..).ok_or(malformed)?;
                 block::decompress_into(block, output).map_err(|_| malformed)?
             }
-            BatchCodec::Zstd => {
-                let context = match &mut self.zstd {
-                    Some(context) => context,
-                    // Fails only without memory.
-                    none => none.insert(bulk::Decompressor::new().map_err(|_| malformed)?),
-                };
-                context.decompress_to_buffer(payload, output).map_err(|_| malformed)?
-            }
+            BatchCodec::Zstd => self.zstd_into(payload, output).ok_or(malformed)?,
         };
         if found == output.len() {
             return Ok(());
         }
         Err(DecompressError::Size { stated: output.len(), found: found as u64 })
+    }
+
+    /// Decodes frames of Zstandard to the front of `output`. Returns the decoded bytes, or `None`
+    /// if they are malformed or do not fit.
+    pub(crate) fn zstd_into(&mut self, payload: &[u8], output: &mut [u8]) -> Option<usize> {
+        let context = match &mut self.zstd {
+            Some(context) => context,
+            // Fails only without memory.
+            none => none.insert(bulk::Decompressor::new().ok()?),
+        };
+        context.decompress_to_buffer(payload, output).ok()
     }
 }
 
@@ -340,22 +344,14 @@ impl Compressor {
     /// Compresses an uncompressed batch with the slowest levels of Zstandard and a window as long
     /// as the payload, in a context for this call. It takes up to [`HARDEST_CONTEXT_BYTES_MAX`].
     pub(crate) fn compress_hardest(&mut self, batch: &EncodedBatch) -> Option<EncodedBatch> {
-        let bytes = &batch.payload[..];
-        if !(1..=UNCOMPRESSED_BYTES_MAX).contains(&bytes.len()) {
-            return None;
-        }
-        let mut context = bulk::Compressor::new(ZSTD_HARDEST_LEVEL).ok()?;
-        let window = bytes.len().next_power_of_two().ilog2().max(ZSTD_WINDOW_LOG_MIN);
-        for parameter in [
-            CParameter::WindowLog(window),
-            CParameter::HashLog(window.min(ZSTD_HASH_LOG_MAX)),
-            CParameter::ChainLog(window.min(ZSTD_CHAIN_LOG_MAX)),
-            CParameter::EnableLongDistanceMatching(true),
-        ] {
-            context.set_parameter(parameter).ok()?;
-        }
-        let payload = context.compress(bytes).ok()?;
+        let payload = compress_bytes_hardest(&batch.payload)?;
         compressed_batch(BatchCodec::Zstd, batch, payload.into())
+    }
+
+    /// Returns the table of LZ4, and the buffer for the result, unless there are too many bytes.
+    pub(crate) fn lz4_parts(&mut self, bytes: usize) -> Option<(&mut CompressTable, &mut Vec<u8>)> {
+        let is_within = (1..=UNCOMPRESSED_BYTES_MAX).contains(&bytes);
+        is_within.then_some((&mut self.lz4, &mut self.buffer))
     }
 
     /// Compresses bytes into the reused buffer. Returns `None` if there are none, or more than
@@ -389,6 +385,25 @@ impl Compressor {
         };
         Some(&self.buffer[..written])
     }
+}
+
+/// Compresses bytes with the slowest levels of Zstandard: see [`Compressor::compress_hardest`].
+pub(crate) fn compress_bytes_hardest(bytes: &[u8]) -> Option<Vec<u8>> {
+    if !(1..=UNCOMPRESSED_BYTES_MAX).contains(&bytes.len()) {
+        return None;
+    }
+    let mut context = bulk::Compressor::new(ZSTD_HARDEST_LEVEL).ok()?;
+    let window = bytes.len().next_power_of_two().ilog2().max(ZSTD_WINDOW_LOG_MIN);
+    for parameter in [
+        CParameter::WindowLog(window),
+        CParameter::HashLog(window.min(ZSTD_HASH_LOG_MAX)),
+        CParameter::ChainLog(window.min(ZSTD_CHAIN_LOG_MAX)),
+        CParameter::EnableLongDistanceMatching(true),
+    ] {
+        context.set_parameter(parameter).ok()?;
+    }
+    let payload = context.compress(bytes).ok()?;
+    Some(payload)
 }
 
 /// Returns a batch with its compressed payload.

@@ -173,12 +173,12 @@ impl CleanPass {
             let count = numbers.len();
             broken(placement, &format!("{count} of {} offsets do not fit a head", placement.count))
         })?;
-        let is_compressed = parts.is_compressed();
+        let states_bytes = parts.states_uncompressed_bytes();
         let head = BatchHead {
             record_count: parts.record_count,
             compression: parts.compression,
             payload_bytes: u32::try_from(parts.payload.len()).unwrap_or(u32::MAX),
-            uncompressed_bytes: if is_compressed { parts.uncompressed_bytes } else { 0 },
+            uncompressed_bytes: if states_bytes { parts.uncompressed_bytes } else { 0 },
             kept: Some(Box::new(kept)),
             ..head
         };
