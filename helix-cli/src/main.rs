@@ -4,6 +4,7 @@
 mod api_duration;
 mod args;
 mod backup;
+mod batch_format;
 mod child_node;
 mod cleanup;
 mod clock;

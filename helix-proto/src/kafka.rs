@@ -74,7 +74,7 @@ impl<'a> KafkaBatch<'a> {
     pub fn parse(bytes: &'a [u8]) -> Result<Self, KafkaBatchError> {
         let batch = Self::parse_unverified(bytes)?;
         let stated = u32::from_be_bytes(field(bytes, 17));
-        match crc32c::crc32c(&bytes[CHECKED_START..]) == stated {
+        match crc(bytes) == stated {
             true => Ok(batch),
             false => Err(KafkaBatchError::Checksum),
         }
@@ -242,6 +242,11 @@ impl<'a> KafkaBatch<'a> {
         }
         Ok(())
     }
+}
+
+/// Returns the CRC-32C of a whole batch: of everything from its attributes on.
+pub fn crc(batch: &[u8]) -> u32 {
+    crc32c::crc32c(batch.get(CHECKED_START..).unwrap_or_default())
 }
 
 /// Returns the bytes of a field of the header, which is known to be there.

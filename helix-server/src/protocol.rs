@@ -44,6 +44,10 @@ pub const PRODUCER_OWNERS: u32 = 8;
 /// First version in which commits of groups are judged by their order, and groups forget topics.
 pub const COMMIT_ORDER: u32 = 8;
 
+/// First version in which logs have batches of version 2, and topics name the versions that they
+/// take.
+pub const KAFKA_BATCHES: u32 = 8;
+
 /// A range of protocol versions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ProtocolVersions {

@@ -5,7 +5,7 @@
 use std::time::{Duration, SystemTime};
 
 use helix_proto::log::v1::{
-    AllowedCompression, CleanupPolicy, CommitStatus, DeliveryStatus, DescribeGroupResponse,
+    AllowedCompression, BatchFormat, CleanupPolicy, CommitStatus, DeliveryStatus, DescribeGroupResponse,
     GetHealthResponse, GroupPartition, GroupState, GroupSummary, HealthReason, MemberDescription,
     Metadata, OffsetAndLag, OffsetChange, OffsetChangeKind, PartitionInfo, ShardRoute,
     SoughtOffset, Topic, TopicConfig, TopicPartition, WhoAmIResponse,
@@ -59,6 +59,7 @@ pub(crate) struct TopicConfigRow {
     validate_records: Option<bool>,
     cleanup: Option<String>,
     tombstone_retention_time: Option<f64>,
+    batch_format: Option<String>,
 }
 
 impl From<TopicConfig> for TopicConfigRow {
@@ -77,6 +78,7 @@ impl From<TopicConfig> for TopicConfigRow {
             validate_records: config.validate_records,
             cleanup: optional(cleanup.replace("_and_", "+")),
             tombstone_retention_time: wire_seconds(config.tombstone_retention_time),
+            batch_format: optional(name(config.batch_format().as_str_name(), "BATCH_FORMAT_")),
         }
     }
 }
@@ -100,6 +102,10 @@ impl TopicConfigRow {
         let stated = format!("CLEANUP_POLICY_{}", cleanup.replace('+', "_and_").to_uppercase());
         let policy =
             CleanupPolicy::from_str_name(&stated).ok_or_else(|| unknown("cleanup", &cleanup))?;
+        let format = self.batch_format.unwrap_or_else(|| "unspecified".to_owned());
+        let stated = format!("BATCH_FORMAT_{}", format.to_uppercase());
+        let batch_format =
+            BatchFormat::from_str_name(&stated).ok_or_else(|| unknown("batch_format", &format))?;
         Ok(TopicConfig {
             retention_time: seconds("retention_time", self.retention_time)?,
             retention_bytes: self.retention_bytes,
@@ -114,6 +120,7 @@ impl TopicConfigRow {
                 "tombstone_retention_time",
                 self.tombstone_retention_time,
             )?,
+            batch_format: batch_format.into(),
         })
     }
 }

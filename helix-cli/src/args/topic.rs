@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueEnum};
-use helix_proto::log::v1::{AllowedCompression, CleanupPolicy, Durability};
+use helix_proto::log::v1::{AllowedCompression, BatchFormat, CleanupPolicy, Durability};
 
+use crate::batch_format;
 use crate::cleanup;
 use crate::completion;
 use crate::compression;
@@ -162,6 +163,12 @@ pub(crate) struct TopicSettings {
     /// Time that readers of a compacted topic have to see deletions
     #[arg(long, value_parser = setting(units::parse_duration), value_name = "TIME")]
     pub(crate) tombstone_retention_time: Option<SettingChange<Duration>>,
+    /// Batches that appends may send: helix, kafka, any
+    ///
+    /// `kafka` stores Kafka record batches, also those of native clients, so that Kafka clients
+    /// read them as they are stored.
+    #[arg(long, value_parser = setting(batch_format::parse_format), value_name = "FORMAT")]
+    pub(crate) batch_format: Option<SettingChange<BatchFormat>>,
 }
 
 /// Parses a partition count up to the server's limit.

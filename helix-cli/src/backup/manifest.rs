@@ -10,6 +10,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::batches::{FileDamage, FilePrefix};
+use crate::batch_format::{format_name, parse_format};
 use crate::cleanup::{cleanup_name, parse_cleanup};
 use crate::compression::{allowed_name, parse_allowed};
 use crate::durability::durability_name;
@@ -96,6 +97,17 @@ pub(crate) struct SavedTopicConfig {
     cleanup: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     tombstone_retention_time: Option<String>,
+    /// Absent where it is that of Helix, as in backups from before the setting.
+    #[serde(default = "helix_format", skip_serializing_if = "is_helix_format")]
+    batch_format: String,
+}
+
+fn helix_format() -> String {
+    "helix".to_owned()
+}
+
+fn is_helix_format(format: &str) -> bool {
+    format == "helix"
 }
 
 fn validated() -> bool {
@@ -398,6 +410,7 @@ impl From<&proto::TopicConfig> for SavedTopicConfig {
             validate_records,
             cleanup: _,
             tombstone_retention_time,
+            batch_format: _,
         } = *config;
         let is_compacted = !is_delete_policy(cleanup_name(config.cleanup()));
         let time = retention_time.and_then(|time| helix_proto::time::duration(time).ok());
@@ -419,6 +432,7 @@ impl From<&proto::TopicConfig> for SavedTopicConfig {
                 .filter(|_| is_compacted)
                 .and_then(|time| helix_proto::time::duration(time).ok())
                 .map(units::duration),
+            batch_format: format_name(config.batch_format()).to_owned(),
         }
     }
 }
@@ -450,6 +464,7 @@ impl SavedTopicConfig {
             tombstone_retention_time: tombstones
                 .map(prost_types::Duration::try_from)
                 .transpose()?,
+            batch_format: parse_format(&self.batch_format).map_err(anyhow::Error::msg)?.into(),
         })
     }
 }
@@ -466,6 +481,7 @@ mod tests {
             default_durability: proto::Durability::QuorumSynced.into(),
             allowed_compression: proto::AllowedCompression::Lz4.into(),
             validate_records: Some(false),
+            batch_format: proto::BatchFormat::Kafka.into(),
             ..proto::TopicConfig::default()
         };
         let mut manifest = Manifest::new("c", "2026-01-31T10:00:00Z".to_owned());
@@ -493,6 +509,7 @@ mod tests {
         assert_eq!(config.min_durability(), proto::Durability::None);
         assert_eq!(config.allowed_compression(), proto::AllowedCompression::Lz4);
         assert_eq!(config.validate_records, Some(false));
+        assert_eq!(config.batch_format(), proto::BatchFormat::Kafka);
         let orders = manifest.topic("orders").unwrap().clone();
         manifest.put(SavedTopic { replication_factor: 1, ..orders });
         assert_eq!(manifest.topics.len(), 3);

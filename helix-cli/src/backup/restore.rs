@@ -8,9 +8,10 @@ use std::sync::OnceLock;
 use anyhow::Context;
 use futures_util::{StreamExt, TryStreamExt, stream};
 use helix_client::proto::batch;
+use helix_client::proto::kafka::KAFKA_BATCH_VERSION;
 use helix_client::proto::log::v1::{
-    AllowedCompression, CleanupPolicy, Durability, EncodedBatch, StoredBatch, Topic as TopicStatus,
-    TopicConfig, Watermarks,
+    AllowedCompression, BatchFormat, CleanupPolicy, Durability, EncodedBatch, StoredBatch,
+    Topic as TopicStatus, TopicConfig, Watermarks,
 };
 use helix_client::{
     AckFuture, Client, FetchOptions, NewTopic, Position as ClientPosition, ReadSource, ReadStart,
@@ -48,7 +49,7 @@ const MARK: &str = "restore-unfinished";
 const MARKS_MAX: usize = 64;
 
 /// Fields of the topic settings; all are restored from the backup.
-const FIELDS: [&str; 10] = [
+const FIELDS: [&str; 11] = [
     "retention_time",
     "retention_bytes",
     "max_batch_bytes",
@@ -59,6 +60,7 @@ const FIELDS: [&str; 10] = [
     "validate_records",
     "cleanup",
     "tombstone_retention_time",
+    "batch_format",
 ];
 
 /// The offsets of a restored partition.
@@ -305,6 +307,7 @@ impl<'a> TopicRestore<'a> {
             allowed_compression: AllowedCompression::Any.into(),
             validate_records: Some(false),
             cleanup: CleanupPolicy::Delete.into(),
+            batch_format: BatchFormat::Any.into(),
             ..self.config
         }
     }
@@ -568,11 +571,14 @@ impl<'a> PartitionRestore<'a> {
     }
 }
 
-/// Returns the records of a batch at or above an offset, if any; a whole batch is unchanged.
+/// Returns the records of a batch at or above an offset, if any. A whole batch is unchanged, unless
+/// it is a Kafka batch with gaps.
 fn batch_from(stored: &StoredBatch, offset: u64) -> anyhow::Result<Option<EncodedBatch>> {
     let Some(encoded) = &stored.batch else { return Ok(None) };
     let kept = record_count_from(stored, offset);
-    if kept == u64::from(encoded.record_count) {
+    // Offsets are assigned without gaps, and a Kafka batch states those of its records.
+    let has_gaps = encoded.version == KAFKA_BATCH_VERSION && !stored.offset_deltas.is_empty();
+    if kept == u64::from(encoded.record_count) && !has_gaps {
         return Ok(Some(encoded.clone()));
     }
     let mut records = batch::decode(encoded).context("read the first batch")?.records;

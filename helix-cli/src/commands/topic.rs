@@ -13,6 +13,7 @@ use tokio::time::timeout;
 
 use crate::api_duration::ApiDuration;
 use crate::args::{GlobalArgs, SettingChange, TopicCreateArgs, TopicSettings, TopicSubcommand};
+use crate::batch_format::format_name;
 use crate::cleanup::cleanup_name;
 use crate::commands::compression_sample::{self, TopicCompression};
 use crate::commands::confirm::confirm;
@@ -152,6 +153,7 @@ fn config(settings: &TopicSettings) -> anyhow::Result<(proto::TopicConfig, Vec<&
             "--tombstone-retention-time",
             value(settings.tombstone_retention_time),
         )?,
+        batch_format: value(settings.batch_format).map_or(0, Into::into),
     };
     let given = [
         ("retention_time", settings.retention_time.is_some()),
@@ -164,6 +166,7 @@ fn config(settings: &TopicSettings) -> anyhow::Result<(proto::TopicConfig, Vec<&
         ("validate_records", settings.validate_records.is_some()),
         ("cleanup", settings.cleanup.is_some()),
         ("tombstone_retention_time", settings.tombstone_retention_time.is_some()),
+        ("batch_format", settings.batch_format.is_some()),
     ];
     let fields = given.into_iter().filter_map(|(field, is_given)| is_given.then_some(field));
     Ok((config, fields.collect()))
@@ -324,6 +327,8 @@ struct Config {
     cleanup: &'static str,
     /// Time that readers have to see deletions; None if the topic is not compacted.
     tombstone_retention_time: Option<ApiDuration>,
+    /// Batches that appends may send: helix, kafka or any.
+    batch_format: &'static str,
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
@@ -405,6 +410,7 @@ impl From<proto::TopicConfig> for Config {
             cleanup: cleanup_name(config.cleanup()),
             tombstone_retention_time: tombstones
                 .filter(|_| cleanup_name(config.cleanup()) != "delete"),
+            batch_format: format_name(config.batch_format()),
         }
     }
 }
@@ -443,6 +449,7 @@ mod tests {
     use super::*;
 
     const UNCHANGED: TopicSettings = TopicSettings {
+        batch_format: None,
         retention_time: None,
         retention_bytes: None,
         max_batch_bytes: None,

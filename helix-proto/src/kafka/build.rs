@@ -5,6 +5,7 @@ use prost::encoding::{encode_varint, encoded_len_varint};
 
 use super::{
     CHECKED_START, KAFKA_HEADER_BYTES, KafkaCodec, LENGTH_END, MAGIC, NO_PRODUCER, NO_TIMESTAMP,
+    crc,
 };
 use crate::compression::{BatchCodec, Compressor};
 
@@ -150,7 +151,7 @@ pub fn empty_batch(base_offset: u64, last_offset_delta: u32) -> Result<Bytes, Ka
 pub(super) fn seal(batch: &mut [u8]) -> Result<(), KafkaBuildError> {
     let length = i32::try_from(batch.len() - LENGTH_END).map_err(|_| KafkaBuildError::TooLarge)?;
     batch[8..LENGTH_END].copy_from_slice(&length.to_be_bytes());
-    let crc = crc32c::crc32c(&batch[CHECKED_START..]);
+    let crc = crc(batch);
     batch[17..CHECKED_START].copy_from_slice(&crc.to_be_bytes());
     Ok(())
 }

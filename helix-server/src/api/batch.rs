@@ -4,11 +4,13 @@
 
 use helix_proto::batch::{self, BATCH_VERSION, ScanError};
 use helix_proto::compression::{self, BatchCodec};
+use helix_proto::kafka::{self, KAFKA_BATCH_VERSION};
 use helix_proto::log::v1::batch::Form;
 use helix_proto::log::v1::{Batch, EncodedBatch, ProducerIdentity, Record};
 use helix_proto::plain::PlainRecords;
 
-use super::compressed::{AdmittedBatch, CompressedBatch};
+use super::compressed::{AdmittedBatch, CompressedBatch, PayloadCodec};
+use super::kafka_batch;
 use super::keys::check_keys;
 use super::settings::allowed_codec;
 use crate::error::{Error, Result};
@@ -26,8 +28,17 @@ pub(super) fn admit(
     settings: &PartitionSettings,
 ) -> Result<AdmittedBatch> {
     let (encoded, codec) = match batch.and_then(|batch| batch.form) {
+        Some(Form::Encoded(encoded)) if encoded.version == KAFKA_BATCH_VERSION => {
+            return kafka_batch::admit(encoded, partition, settings);
+        }
         Some(Form::Encoded(encoded)) => checked(encoded, settings)?,
-        Some(Form::Records(plain)) => (encode(plain, settings)?, None),
+        Some(Form::Records(plain)) if settings.takes_helix_batches() => {
+            (encode(plain, settings)?, None)
+        }
+        Some(Form::Records(plain)) => {
+            let kafka = as_kafka(encode(plain, settings)?)?;
+            return kafka_batch::admit(kafka, partition, settings);
+        }
         None => {
             return Err(Error::InvalidArgument {
                 field: "batch",
@@ -35,24 +46,42 @@ pub(super) fn admit(
             });
         }
     };
-    let batch = NewBatch {
-        partition,
-        record_count: encoded.record_count,
-        version: encoded.version,
-        compression: encoded.compression,
-        uncompressed_bytes: codec.map_or(0, |_| encoded.uncompressed_bytes),
-        payload: encoded.payload,
-        crc: encoded.crc32,
-        producer: None,
-        condition: Condition::default(),
-    };
+    let uncompressed_bytes = codec.map_or(0, |_| encoded.uncompressed_bytes);
+    let batch = new_batch(encoded, uncompressed_bytes, partition);
     Ok(match codec {
         None => AdmittedBatch::Uncompressed(batch),
         Some(codec) => {
             let settings = *settings;
+            let codec = PayloadCodec::Helix(codec);
             AdmittedBatch::Compressed(CompressedBatch { batch, codec, settings })
         }
     })
+}
+
+/// Returns an encoded batch for a partition, without a producer and a condition.
+pub(super) fn new_batch(
+    encoded: EncodedBatch,
+    uncompressed_bytes: u32,
+    partition: PartitionId,
+) -> NewBatch {
+    NewBatch {
+        partition,
+        record_count: encoded.record_count,
+        version: encoded.version,
+        compression: encoded.compression,
+        uncompressed_bytes,
+        payload: encoded.payload,
+        crc: encoded.crc32,
+        producer: None,
+        condition: Condition::default(),
+    }
+}
+
+/// Converts a batch of plain records for a topic that takes only Kafka batches.
+fn as_kafka(encoded: EncodedBatch) -> Result<EncodedBatch> {
+    let invalid = |what: String| Error::InvalidArgument { field: "batch.records", what };
+    let list = batch::decode(&encoded).map_err(|error| invalid(error.to_string()))?;
+    kafka::from_records(&list.records, None).map_err(|error| invalid(error.to_string()))
 }
 
 /// Builds the condition of a batch whose ack waits for `durability`.
@@ -124,6 +153,14 @@ fn checked(
     if encoded.version != BATCH_VERSION {
         return Err(Error::CorruptBatch {
             what: format!("batch version {} is unknown", encoded.version),
+        });
+    }
+    if !settings.takes_helix_batches() {
+        return Err(Error::InvalidArgument {
+            field: "batch.encoded.version",
+            what: "is 1, which the topic does not take; send version 2, a Kafka batch, or set the \
+                   topic's batch_format to any"
+                .to_owned(),
         });
     }
     let codec = allowed_codec(encoded.compression, settings)?;
@@ -226,7 +263,7 @@ fn check_headers(number: u32, record: &Record) -> Result<()> {
     }
 }
 
-fn check_batch_bytes(bytes: usize, settings: &PartitionSettings) -> Result<()> {
+pub(super) fn check_batch_bytes(bytes: usize, settings: &PartitionSettings) -> Result<()> {
     if bytes <= settings.max_batch_bytes as usize {
         return Ok(());
     }
@@ -234,7 +271,7 @@ fn check_batch_bytes(bytes: usize, settings: &PartitionSettings) -> Result<()> {
     Err(Error::BatchTooLarge { bytes: bytes as u64, bytes_max })
 }
 
-fn record_too_large(bytes: usize, bytes_max: usize) -> Error {
+pub(super) fn record_too_large(bytes: usize, bytes_max: usize) -> Error {
     Error::RecordTooLarge { bytes: bytes as u64, bytes_max: bytes_max as u64 }
 }
 
@@ -283,6 +320,7 @@ mod tests {
         takes_any_records: false,
         cleanup: 0,
         tombstone_retention_us: None,
+        batch_format: 0,
     };
 
     fn records(values: &[&'static str]) -> Vec<Record> {
@@ -345,7 +383,7 @@ mod tests {
             Err(Error::RecordCountMismatch { stated: 1, counted: 2 })
         ));
         assert!(matches!(admit_encoded(with(0)), Err(Error::EmptyBatch)));
-        let version = EncodedBatch { version: 2, ..good.clone() };
+        let version = EncodedBatch { version: 3, ..good.clone() };
         assert!(matches!(admit_encoded(version), Err(Error::CorruptBatch { .. })));
         let unknown = EncodedBatch { compression: 9, ..good.clone() };
         assert!(matches!(admit_encoded(unknown), Err(Error::UnsupportedCompression { .. })));

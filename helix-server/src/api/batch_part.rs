@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use bytes::Bytes;
 use helix_proto::batch;
+use helix_proto::kafka::KAFKA_BATCH_VERSION;
 use helix_proto::log::v1::{EncodedBatch, StoredBatch};
 
 use super::reader::STORED_RECORD_EXTRA_BYTES;
@@ -67,7 +68,11 @@ pub(crate) fn stored_batch(batch: ReadBatch) -> StoredBatch {
         compressed => compressed,
     };
     // The first offset is that of the first record, also where compaction removed some before it.
-    let first_offset = batch.offset_of(0);
+    // The records of a Kafka batch have distances themselves, from the offset that it was given.
+    let first_offset = match batch.version {
+        KAFKA_BATCH_VERSION => batch.first_offset,
+        _ => batch.offset_of(0),
+    };
     let skipped = u32::try_from(first_offset - batch.first_offset).expect("within the batch");
     let deltas = batch.offset_deltas.iter().flat_map(|deltas| deltas.iter());
     StoredBatch {

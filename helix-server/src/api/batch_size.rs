@@ -1,6 +1,7 @@
 //! Counts of a batch, kept until its acknowledgement.
 
 use helix_proto::compression::BatchCodec;
+use helix_proto::kafka::{KAFKA_BATCH_VERSION, KafkaBatch};
 use tokio::time::Instant;
 
 use crate::metrics::Metrics;
@@ -19,7 +20,13 @@ pub(super) struct BatchSize {
 impl BatchSize {
     pub(super) fn of(batch: &NewBatch, since: Instant) -> Self {
         // Admitted batches have a known compression.
-        let codec = BatchCodec::from_wire(batch.compression).ok().flatten();
+        let codec = match batch.version {
+            KAFKA_BATCH_VERSION => {
+                let kafka = KafkaBatch::parse_unverified(&batch.payload).ok();
+                kafka.and_then(|kafka| kafka.codec().as_batch_codec().flatten())
+            }
+            _ => BatchCodec::from_wire(batch.compression).ok().flatten(),
+        };
         Self {
             records: batch.record_count,
             bytes: batch.payload.len(),

@@ -10,10 +10,11 @@ use helix_proto::compression::{
 
 use super::batch::check_records;
 use super::decompressors::Decompressors;
+use super::kafka_batch::check_records as check_kafka_records;
 use super::keys::check_keys;
 use super::settings::allowed_compressions;
 use crate::error::{Error, Result};
-use crate::limits::{BATCH_BYTES_MAX, COMPRESSION_WAIT_MAX};
+use crate::limits::{BATCH_BYTES_MAX, COMPRESSION_WAIT_MAX, DECOMPRESS_IN_PLACE_BYTES};
 use crate::log::PartitionSettings;
 use crate::node::{LocatedPartition, Node};
 use crate::protocol;
@@ -61,10 +62,18 @@ impl AdmittedBatch {
     }
 }
 
+/// Codec of a compressed batch, by its version.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum PayloadCodec {
+    Helix(BatchCodec),
+    /// The batch itself states it, but not its uncompressed size.
+    Kafka,
+}
+
 /// A compressed batch of a producer before its contents are verified.
 pub(super) struct CompressedBatch {
     pub(super) batch: NewBatch,
-    pub(super) codec: BatchCodec,
+    pub(super) codec: PayloadCodec,
     pub(super) settings: PartitionSettings,
 }
 
@@ -72,11 +81,34 @@ impl CompressedBatch {
     /// Verifies a small batch on this thread. Returns a large one, and any that must wait for the
     /// protocol version, for [`Self::verify`].
     pub(super) fn verify_now(self, node: &Node) -> ControlFlow<Result<NewBatch>, Self> {
-        let is_allowed = node.cluster().protocol() >= protocol::COMPRESSION;
-        if !is_allowed || !Decompressors::is_in_place(self.batch.uncompressed_bytes) {
+        if node.cluster().protocol() < protocol::COMPRESSION {
             return ControlFlow::Continue(self);
         }
-        ControlFlow::Break(with_decompressor(|decompressor| self.verify_with(decompressor)))
+        with_decompressor(|decompressor| self.verify_in_place(decompressor))
+    }
+
+    /// Verifies a small batch with this decompressor; returns a large one.
+    pub(super) fn verify_in_place(
+        mut self,
+        decompressor: &mut Decompressor,
+    ) -> ControlFlow<Result<NewBatch>, Self> {
+        let (in_place, limit) = (DECOMPRESS_IN_PLACE_BYTES, self.settings.max_batch_bytes as usize);
+        match self.codec {
+            PayloadCodec::Helix(_) if Decompressors::is_in_place(self.batch.uncompressed_bytes) => {
+                ControlFlow::Break(self.verify_with(decompressor))
+            }
+            PayloadCodec::Helix(_) => ControlFlow::Continue(self),
+            PayloadCodec::Kafka => {
+                let bytes_max = in_place.min(limit);
+                let batch = &mut self.batch;
+                match check_kafka_records(batch, &self.settings, decompressor, bytes_max) {
+                    Err(Error::BatchTooLarge { .. }) if limit > in_place => {
+                        ControlFlow::Continue(self)
+                    }
+                    checked => ControlFlow::Break(checked.map(|()| self.batch)),
+                }
+            }
+        }
     }
 
     /// Verifies the batch.
@@ -94,14 +126,23 @@ impl CompressedBatch {
         if !node.cluster().wait_protocol(protocol::COMPRESSION, COMPRESSION_WAIT_MAX).await {
             return Err(self.is_too_early(node.cluster().protocol()));
         }
-        let bytes = self.batch.uncompressed_bytes;
+        let bytes = match self.codec {
+            PayloadCodec::Helix(_) => self.batch.uncompressed_bytes,
+            // Larger than what is verified in place.
+            PayloadCodec::Kafka => u32::MAX,
+        };
         let work = move |decompressor: &mut Decompressor| self.verify_with(decompressor);
         decompressors.run(shard, bytes, work).await?
     }
 
     /// Verifies the batch with this decompressor.
     pub(super) fn verify_with(self, decompressor: &mut Decompressor) -> Result<NewBatch> {
-        let Self { batch, codec, settings } = self;
+        let Self { mut batch, codec, settings } = self;
+        let PayloadCodec::Helix(codec) = codec else {
+            let bytes_max = settings.max_batch_bytes as usize;
+            check_kafka_records(&mut batch, &settings, decompressor, bytes_max)?;
+            return Ok(batch);
+        };
         let payload = decompressor
             .decompress(codec, &batch.payload, batch.uncompressed_bytes as usize)
             .map_err(|error| Error::CorruptBatch { what: error.to_string() })?;
@@ -111,7 +152,11 @@ impl CompressedBatch {
     }
 
     fn is_too_early(&self, protocol: u32) -> Error {
-        let (codec, needed) = (self.codec.name(), protocol::COMPRESSION);
+        let codec = match self.codec {
+            PayloadCodec::Helix(codec) => codec.name(),
+            PayloadCodec::Kafka => "of a Kafka batch",
+        };
+        let needed = protocol::COMPRESSION;
         Error::UnsupportedCompression {
             what: format!(
                 "compression {codec} needs protocol version {needed}, but the cluster uses \

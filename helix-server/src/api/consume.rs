@@ -243,7 +243,11 @@ impl<'a> Fetch<'a> {
     ) -> Result<Self, Status> {
         let FetchRequest { source, out_of_range, .. } = request;
         let limits = request.limits.unwrap_or_default();
-        let form = ReadForm::new(request.accept_encoded, &request.accept_compression);
+        let form = ReadForm::new(
+            request.accept_encoded,
+            &request.accept_compression,
+            request.accept_kafka_batches,
+        );
         let options = PartitionReadOptions::new(source, out_of_range, &limits, form)?;
         let budget = ReadBudget::new(&limits, FETCH_BYTES_DEFAULT as u64, FETCH_BYTES_MAX as u64);
         let (readers, permit) =

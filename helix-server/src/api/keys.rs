@@ -16,15 +16,7 @@ pub(super) fn check_keys(payload: &[u8], settings: &PartitionSettings) -> Result
         return Ok(());
     }
     for (record, range) in (0..).zip(batch::walk(payload, usize::MAX)) {
-        if record == COMPACTED_OFFSETS_MAX {
-            return Err(Error::InvalidArgument {
-                field: "batch.encoded.record_count",
-                what: format!(
-                    "must be at most {COMPACTED_OFFSETS_MAX} on a compacted topic; send smaller \
-                     batches"
-                ),
-            });
-        }
+        check_number(record)?;
         let range = range.map_err(|error| Error::CorruptBatch { what: error.to_string() })?;
         let fields = record_fields(&payload[range]).map_err(|error| Error::CorruptBatch {
             what: format!("record {record} of the batch: {error}"),
@@ -34,6 +26,33 @@ pub(super) fn check_keys(payload: &[u8], settings: &PartitionSettings) -> Result
         }
     }
     Ok(())
+}
+
+/// Checks whether the records of a batch for a compacted topic have keys.
+///
+/// # Errors
+/// As [`check_keys`].
+pub(super) fn check_keyed_records(has_key: impl Iterator<Item = bool>) -> Result<()> {
+    for (record, has_key) in (0..).zip(has_key) {
+        check_number(record)?;
+        if !has_key {
+            return Err(Error::KeyRequired { record });
+        }
+    }
+    Ok(())
+}
+
+/// Checks the number of a record in its batch, from 0.
+fn check_number(record: u32) -> Result<()> {
+    if record < COMPACTED_OFFSETS_MAX {
+        return Ok(());
+    }
+    Err(Error::InvalidArgument {
+        field: "batch.encoded.record_count",
+        what: format!(
+            "must be at most {COMPACTED_OFFSETS_MAX} on a compacted topic; send smaller batches"
+        ),
+    })
 }
 
 #[cfg(test)]

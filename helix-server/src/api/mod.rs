@@ -22,6 +22,7 @@ mod group_list;
 mod group_offsets;
 mod group_pages;
 mod health;
+mod kafka_batch;
 mod keys;
 mod member_changes;
 mod metadata;

@@ -1,10 +1,11 @@
-//! The form in which a reader gets batches: as they are stored, or decompressed.
+//! The form in which a reader gets batches: as they are stored, decompressed, or converted.
 
 use std::sync::Arc;
 
 use bytes::Bytes;
-use helix_proto::batch;
-use helix_proto::compression::{BatchCodec, DecompressError, Decompressor};
+use helix_proto::batch::{self, BATCH_VERSION, DecodeError};
+use helix_proto::compression::{BatchCodec, Decompressor, UNCOMPRESSED_BYTES_MAX};
+use helix_proto::kafka::{self, KAFKA_BATCH_VERSION, KafkaBatch};
 use helix_proto::log::v1::Compression;
 
 use super::decompressors::Decompressors;
@@ -27,37 +28,50 @@ pub(super) struct ReadForm {
     /// Codecs that the reader can decode.
     lz4: bool,
     zstd: bool,
+    /// The reader decodes batches of version 2.
+    kafka: bool,
+}
+
+/// Work on a batch for a reader that cannot decode it as it is stored.
+#[derive(Debug, Clone, Copy)]
+enum Conversion {
+    Decompress(BatchCodec),
+    FromKafka,
 }
 
 impl ReadForm {
     /// Creates the form that a request asks for; ignores codecs that this version does not know.
-    pub(super) fn new(is_encoded: bool, accepted: &[i32]) -> Self {
+    pub(super) fn new(is_encoded: bool, accepted: &[i32], kafka: bool) -> Self {
         let accepts = |codec: BatchCodec| is_encoded && accepted.contains(&codec.to_wire().into());
-        Self { is_encoded, lz4: accepts(BatchCodec::Lz4), zstd: accepts(BatchCodec::Zstd) }
+        let (lz4, zstd) = (accepts(BatchCodec::Lz4), accepts(BatchCodec::Zstd));
+        Self { is_encoded, lz4, zstd, kafka: is_encoded && kafka }
     }
 
     pub(super) fn is_encoded(self) -> bool {
         self.is_encoded
     }
 
-    /// Returns the codec with which a batch must be decompressed for the reader, if any.
-    fn codec_to_decode(self, batch: &ReadBatch) -> Option<BatchCodec> {
+    /// Returns what must be done with a batch for the reader, if anything.
+    fn conversion(self, batch: &ReadBatch) -> Option<Conversion> {
+        if batch.version == KAFKA_BATCH_VERSION {
+            return (!self.kafka).then_some(Conversion::FromKafka);
+        }
         // An unknown compression is of a later version, and is sent as it is stored.
         let codec = BatchCodec::from_wire(batch.compression).ok().flatten()?;
         let is_accepted = match codec {
             BatchCodec::Lz4 => self.lz4,
             BatchCodec::Zstd => self.zstd,
         };
-        (!is_accepted).then_some(codec)
+        (!is_accepted).then_some(Conversion::Decompress(codec))
     }
 
-    pub(super) fn must_decompress(self, batch: &ReadBatch) -> bool {
-        self.codec_to_decode(batch).is_some()
+    pub(super) fn must_convert(self, batch: &ReadBatch) -> bool {
+        self.conversion(batch).is_some()
     }
 
     /// Returns the bytes of a batch as it is sent: its payload, and the distances of its offsets.
     pub(super) fn sent_bytes(self, batch: &ReadBatch) -> usize {
-        let payload = match self.codec_to_decode(batch) {
+        let payload = match self.conversion(batch) {
             Some(_) => batch.uncompressed_bytes as usize,
             None => batch.payload.len(),
         };
@@ -70,7 +84,7 @@ impl ReadForm {
         let sent = self.sent_bytes(batch).saturating_mul(self.memory_factor());
         // The stored bytes are kept until they are decompressed. They are hardly larger, so the
         // factor of plain records covers them.
-        let is_counted = self.is_encoded && self.must_decompress(batch);
+        let is_counted = self.is_encoded && self.must_convert(batch);
         if is_counted { sent.saturating_add(batch.payload.len()) } else { sent }
     }
 
@@ -79,28 +93,39 @@ impl ReadForm {
         if self.is_encoded { 1 } else { PLAIN_FACTOR }
     }
 
-    /// Decompresses a batch, unless the reader can.
+    /// Decompresses or converts a batch, unless the reader can decode it.
     ///
     /// The log verified the producer's checksum when it read the batch. An encoded batch gets a new
     /// one over the bytes that are sent.
     ///
     /// # Errors
     /// [`Error::CorruptLog`]: the batch was decompressed once when it was appended.
-    pub(super) async fn decompress(
+    pub(super) async fn convert(
         self,
         mut batch: ReadBatch,
         decompressors: &Arc<Decompressors>,
         shard: &Shard,
     ) -> Result<ReadBatch> {
-        let Some(codec) = self.codec_to_decode(&batch) else { return Ok(batch) };
+        let Some(conversion) = self.conversion(&batch) else { return Ok(batch) };
         let stored = batch.payload.clone();
         let bytes = batch.uncompressed_bytes;
         let compression = i32::from(Compression::None);
-        let (version, record_count) = (batch.version, batch.record_count);
+        let record_count = batch.record_count;
         let is_encoded = self.is_encoded;
-        let work = move |decompressor: &mut Decompressor| -> Result<(Bytes, u32), DecompressError> {
-            let payload = decompressor.decompress_to_bytes(codec, &stored, bytes as usize)?;
-            let crc = |payload: &Bytes| batch::crc(version, record_count, compression, payload);
+        let work = move |decompressor: &mut Decompressor| -> Result<(Bytes, u32), DecodeError> {
+            let bytes = bytes as usize;
+            let payload = match conversion {
+                Conversion::Decompress(codec) => {
+                    decompressor.decompress_to_bytes(codec, &stored, bytes)?
+                }
+                Conversion::FromKafka => {
+                    let kafka = KafkaBatch::parse_unverified(&stored)?;
+                    let section = decompressor.decompress_kafka(&kafka, UNCOMPRESSED_BYTES_MAX)?;
+                    kafka::to_plain_payload(&kafka, section, bytes.min(UNCOMPRESSED_BYTES_MAX))?
+                }
+            };
+            let crc =
+                |payload: &Bytes| batch::crc(BATCH_VERSION, record_count, compression, payload);
             let crc = if is_encoded { crc(&payload) } else { 0 };
             Ok((payload, crc))
         };
@@ -108,6 +133,7 @@ impl ReadForm {
         let (payload, crc) = decoded.map_err(|error| Error::CorruptLog {
             what: format!("the batch at offset {}: {error}", batch.first_offset),
         })?;
+        batch.version = BATCH_VERSION;
         batch.compression = compression;
         batch.uncompressed_bytes = 0;
         batch.payload = payload;

@@ -388,7 +388,7 @@ impl PartitionReader {
     /// `in_place_bytes` counts them.
     async fn convert(&self, batch: ReadBatch, in_place_bytes: &mut usize) -> Result<ReadBatch> {
         let form = self.options.form;
-        if !form.must_decompress(&batch) {
+        if !form.must_convert(&batch) {
             return Ok(batch);
         }
         let ReadSources { decompressors, .. } = &self.sources;
@@ -401,7 +401,7 @@ impl PartitionReader {
                     tokio::task::yield_now().await;
                 }
             }
-            form.decompress(batch, decompressors, &self.shard).await
+            form.convert(batch, decompressors, &self.shard).await
         })
         .await
     }

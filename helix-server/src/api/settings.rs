@@ -2,7 +2,8 @@
 //! Pure; `log/` and `shard/` apply the settings.
 
 use helix_proto::compression::BatchCodec;
-use helix_proto::log::v1::{self as wire, AllowedCompression, CleanupPolicy};
+use helix_proto::kafka::KafkaCodec;
+use helix_proto::log::v1::{self as wire, AllowedCompression, BatchFormat, CleanupPolicy};
 
 use super::time;
 use crate::error::{Error, Result};
@@ -78,6 +79,36 @@ pub(super) fn allowed_compressions(settings: Option<&PartitionSettings>) -> &'st
     }
 }
 
+/// Returns the codec of a Kafka batch; `None` if it is uncompressed.
+///
+/// # Errors
+/// [`Error::UnsupportedCompression`] if the topic does not allow it, or other readers than Kafka's
+/// could not decode it.
+pub(super) fn allowed_kafka_codec(
+    codec: KafkaCodec,
+    settings: &PartitionSettings,
+) -> Result<Option<BatchCodec>> {
+    match codec.as_batch_codec() {
+        Some(None) => Ok(None),
+        Some(Some(codec)) => allowed_codec(codec.to_wire().into(), settings),
+        None => {
+            let (what, allowed) = rejected(
+                &format!("compression {} is not allowed by the topic", codec.name()),
+                settings,
+            );
+            Err(Error::UnsupportedCompression { what, allowed })
+        }
+    }
+}
+
+/// Returns the text of a rejected compression, and the numbers of those that the topic allows.
+fn rejected(rejected: &str, settings: &PartitionSettings) -> (String, &'static [i32]) {
+    let allowed = allowed_compressions(Some(settings));
+    let known = |number: &i32| BatchCodec::from_wire(*number).ok().flatten();
+    let names: Vec<_> = allowed.iter().map(|it| known(it).map_or("none", |it| it.name())).collect();
+    (format!("{rejected}; it accepts {}", names.join(", ")), allowed)
+}
+
 /// Returns the codec of a batch; `None` if it is uncompressed.
 ///
 /// # Errors
@@ -89,15 +120,13 @@ pub(super) fn allowed_codec(
     let codec = BatchCodec::from_wire(compression);
     let allowed = allowed_compressions(Some(settings));
     let name = |codec: BatchCodec| codec.name().to_owned();
-    let rejected = match codec {
+    let why = match codec {
         Ok(None) => return Ok(None),
         Ok(Some(codec)) if allowed.contains(&codec.to_wire().into()) => return Ok(Some(codec)),
         Ok(Some(codec)) => format!("compression {} is not allowed by the topic", name(codec)),
         Err(unknown) => unknown.to_string(),
     };
-    let known = |number: &i32| BatchCodec::from_wire(*number).ok().flatten();
-    let names: Vec<_> = allowed.iter().map(|it| known(it).map_or("none", |it| it.name())).collect();
-    let what = format!("{rejected}; it accepts {}", names.join(", "));
+    let (what, allowed) = rejected(&why, settings);
     Err(Error::UnsupportedCompression { what, allowed })
 }
 
@@ -119,6 +148,15 @@ pub(super) fn to_config(settings: &PartitionSettings) -> wire::TopicConfig {
             other => other,
         },
         tombstone_retention_time: Some(time::to_duration(settings.tombstones_kept_us())),
+        batch_format: to_wire_format(settings),
+    }
+}
+
+/// Returns the number of the topic's `BatchFormat`.
+pub(super) fn to_wire_format(settings: &PartitionSettings) -> i32 {
+    match settings.batch_format {
+        0 => BatchFormat::Helix.into(),
+        other => other,
     }
 }
 
@@ -148,6 +186,7 @@ pub(super) fn from_config(
         },
         cleanup: cleanup_setting(config.cleanup)?.unwrap_or(default.cleanup),
         tombstone_retention_us: tombstone_retention_us(&config)?.or(default.tombstone_retention_us),
+        batch_format: format_setting(config.batch_format)?.unwrap_or(default.batch_format),
     })
 }
 
@@ -159,6 +198,7 @@ pub(super) fn fields_of_later_versions(settings: &PartitionSettings) -> Settings
         | given(settings.takes_any_records, SettingsMask::VALIDATE_RECORDS)
         | given(settings.cleanup != 0, SettingsMask::CLEANUP)
         | given(has_tombstone_retention, SettingsMask::TOMBSTONE_RETENTION_TIME)
+        | given(settings.batch_format != 0, SettingsMask::BATCH_FORMAT)
 }
 
 /// Converts an update: each field in the mask gets its value in `config`, or else in `default`.
@@ -184,6 +224,7 @@ pub(super) fn change(
             "validate_records" => SettingsMask::VALIDATE_RECORDS,
             "cleanup" => SettingsMask::CLEANUP,
             "tombstone_retention_time" => SettingsMask::TOMBSTONE_RETENTION_TIME,
+            "batch_format" => SettingsMask::BATCH_FORMAT,
             _ => return invalid(format!("{} is not a field of TopicConfig", quote(path))),
         };
     }
@@ -258,6 +299,19 @@ fn cleanup_setting(value: i32) -> Result<Option<i32>> {
     }
 }
 
+/// Converts the format to its stored number. `HELIX` is 0, as in topics that are older than it.
+fn format_setting(value: i32) -> Result<Option<i32>> {
+    match BatchFormat::try_from(value) {
+        Ok(BatchFormat::Unspecified) => Ok(None),
+        Ok(BatchFormat::Helix) => Ok(Some(0)),
+        Ok(known) => Ok(Some(known.into())),
+        Err(_) => Err(Error::InvalidArgument {
+            field: "config.batch_format",
+            what: format!("{value} is unknown to this version"),
+        }),
+    }
+}
+
 fn durability(field: &'static str, value: i32) -> Result<Option<i32>> {
     Ok(from_wire_durability(field, value)?.map(|durability| to_wire_durability(durability).into()))
 }
@@ -278,6 +332,7 @@ mod tests {
         takes_any_records: true,
         cleanup: 2,
         tombstone_retention_us: Some(7_000_000),
+        batch_format: 3,
     };
 
     #[test]

@@ -80,7 +80,11 @@ impl SubscriptionStream {
             None => None,
         };
         let limits = request.limits.unwrap_or_default();
-        let form = ReadForm::new(request.accept_encoded, &request.accept_compression);
+        let form = ReadForm::new(
+            request.accept_encoded,
+            &request.accept_compression,
+            request.accept_kafka_batches,
+        );
         let options = PartitionReadOptions::new(source, out_of_range, &limits, form)?;
         let budget = ReadBudget::new(&limits, u64::MAX, u64::MAX);
         let (readers, permit) =

@@ -120,6 +120,7 @@ impl TopicHandler {
     async fn check_protocol(&self, fields: SettingsMask) -> Result<()> {
         // The newest version first: it includes the others.
         let later = [
+            (SettingsMask::BATCH_FORMAT, "config.batch_format", protocol::KAFKA_BATCHES),
             (SettingsMask::CLEANUP, "config.cleanup", protocol::COMPACTION),
             (
                 SettingsMask::TOMBSTONE_RETENTION_TIME,

@@ -192,7 +192,7 @@ fn encode_reply(reply: &ClusterReply) -> PeerResponseKind {
 
 /// Maps a field name of a reply to its static form. The names are part of the public API.
 fn field(name: &str) -> &'static str {
-    const FIELDS: [&str; 18] = [
+    const FIELDS: [&str; 19] = [
         "name",
         "count",
         "node_id",
@@ -207,6 +207,7 @@ fn field(name: &str) -> &'static str {
         "config.min_durability",
         "config.allowed_compression",
         "config.cleanup",
+        "config.batch_format",
         "config",
         "token",
         "principal",

@@ -480,6 +480,10 @@ fn check_settings(settings: &PartitionSettings) -> Result<(), ClusterReply> {
     if settings.cleanup == 1 || !(0..=3).contains(&settings.cleanup) {
         return Err(invalid("config.cleanup", "unknown policy"));
     }
+    // 0 stands for HELIX.
+    if settings.batch_format == 1 || !(0..=3).contains(&settings.batch_format) {
+        return Err(invalid("config.batch_format", "unknown format"));
+    }
     Ok(())
 }
 
@@ -526,6 +530,7 @@ fn difference(topic: &TopicInfo, new: &CreateTopic) -> Option<String> {
     compare("cleanup", number(is.cleanup), number(asked.cleanup));
     let (is_kept, asked_kept) = (is.tombstones_kept_us(), asked.tombstones_kept_us());
     compare("tombstone_retention_us", is_kept, asked_kept);
+    compare("batch_format", number(is.batch_format), number(asked.batch_format));
     (!parts.is_empty()).then(|| parts.join("; "))
 }
 

@@ -448,6 +448,7 @@ impl ServerConfig {
             takes_any_records: false,
             cleanup: 0,
             tombstone_retention_us: None,
+            batch_format: 0,
         }
     }
 }

@@ -121,6 +121,10 @@ const TOMBSTONE_RETENTION_US_DEFAULT: u64 = 24 * 3_600_000_000;
 const CLEANUP_COMPACT: i32 = 2;
 const CLEANUP_COMPACT_AND_DELETE: i32 = 3;
 
+/// Numbers of `BatchFormat` with which a topic takes batches of version 2.
+const BATCH_FORMAT_KAFKA: i32 = 2;
+const BATCH_FORMAT_ANY: i32 = 3;
+
 /// Set of fields of [`PartitionSettings`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct SettingsMask(pub u32);
@@ -139,7 +143,9 @@ impl SettingsMask {
     /// These two from protocol version 7 on.
     pub const CLEANUP: Self = Self(1 << 8);
     pub const TOMBSTONE_RETENTION_TIME: Self = Self(1 << 9);
-    pub const ALL: Self = Self((1 << 10) - 1);
+    /// From protocol version 8 on.
+    pub const BATCH_FORMAT: Self = Self(1 << 10);
+    pub const ALL: Self = Self((1 << 11) - 1);
 
     pub fn contains(self, other: Self) -> bool {
         self.0 & other.0 == other.0
@@ -193,7 +199,21 @@ impl PartitionSettings {
         if fields.contains(SettingsMask::TOMBSTONE_RETENTION_TIME) {
             self.tombstone_retention_us = other.tombstone_retention_us;
         }
+        if fields.contains(SettingsMask::BATCH_FORMAT) {
+            self.batch_format = other.batch_format;
+        }
         self
+    }
+
+    /// Returns whether batches of version 1 are taken. A number that this version does not know
+    /// takes neither.
+    pub fn takes_helix_batches(&self) -> bool {
+        matches!(self.batch_format, 0 | BATCH_FORMAT_ANY)
+    }
+
+    /// Returns whether batches of version 2 are taken.
+    pub fn takes_kafka_batches(&self) -> bool {
+        matches!(self.batch_format, BATCH_FORMAT_KAFKA | BATCH_FORMAT_ANY)
     }
 
     /// Returns whether only the latest record of each key is kept.
@@ -361,6 +381,7 @@ mod tests {
             takes_any_records: true,
             cleanup: 3,
             tombstone_retention_us: Some(4),
+            batch_format: 3,
         };
         assert_eq!(old.with(&new, SettingsMask(0)), old);
         let some = SettingsMask::RETENTION_TIME | SettingsMask::MAX_BATCH_BYTES;

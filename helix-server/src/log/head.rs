@@ -34,7 +34,8 @@ pub struct BatchHead {
     pub version: u32,
     pub compression: i32,
     pub payload_bytes: u32,
-    /// `EncodedBatch.uncompressed_bytes` of a compressed batch, else 0.
+    /// `EncodedBatch.uncompressed_bytes` of a compressed batch, and the bytes of the `RecordList`
+    /// that a batch of version 2 converts to; else 0.
     pub uncompressed_bytes: u32,
     /// Time of the leader's proposal, in µs since the Unix epoch.
     pub proposed_us: u64,
@@ -121,7 +122,8 @@ const KIND_CLUSTER: u8 = 3;
 //  with FLAG_PRODUCER          producer_id u64 | epoch u32 | first_sequence u64
 //  with FLAG_EXPECTED_OFFSET   expected_offset u64
 //  with FLAG_FENCING_TOKEN     length u8 | the token, UTF-8
-//  with FLAG_COMPRESSED        uncompressed_bytes u32, at least 1; from protocol version 4 on
+//  with FLAG_COMPRESSED        uncompressed_bytes u32, at least 1; from protocol version 4 on;
+//                              batches of version 2 have it, too, from protocol version 8 on
 //  with FLAG_COMPACTED         offset_count u32 | form u8 | length u16 | offsets that stayed; from
 //                              protocol version 7 on
 //  with FLAG_CHECKSUM          checksum u32, at least 1; from protocol version 8 on

@@ -44,6 +44,7 @@ pub(crate) fn any_settings(rng: &mut StdRng) -> PartitionSettings {
         min_durability: rng.random_range(-1..5),
         version: any_u64(rng),
         allowed_compression: rng.random_range(0..6),
+        batch_format: rng.random_range(0..5),
         takes_any_records: rng.random_bool(0.5),
         cleanup: rng.random_range(0..4),
         tombstone_retention_us: rng.random_bool(0.5).then(|| any_u64(rng)),

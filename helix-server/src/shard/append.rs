@@ -51,7 +51,8 @@ pub struct NewBatch {
     pub record_count: u32,
     pub version: u32,
     pub compression: i32,
-    /// Size of the decompressed payload of a compressed batch, else 0; verified by the caller.
+    /// Size of the decompressed payload of a compressed batch, and of the `RecordList` that a batch
+    /// of version 2 converts to; else 0. Verified by the caller.
     pub uncompressed_bytes: u32,
     pub payload: Bytes,
     /// CRC-32 over version, record count, compression and payload; verified by the caller.

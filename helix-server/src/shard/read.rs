@@ -36,7 +36,8 @@ pub struct ReadBatch {
     pub offset_deltas: Option<Arc<[u32]>>,
     pub version: u32,
     pub compression: i32,
-    /// Size of the decompressed payload of a compressed batch, else 0.
+    /// Size of the decompressed payload of a compressed batch, and of the `RecordList` that a batch
+    /// of version 2 converts to; else 0.
     pub uncompressed_bytes: u32,
     /// Microseconds since the Unix epoch; never decreases within a partition.
     pub append_time_us: u64,

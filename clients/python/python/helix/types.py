@@ -100,6 +100,7 @@ class TopicConfig:
         validate_records: Check the records of compressed batches.
         cleanup: "delete", "compact" or "compact+delete".
         tombstone_retention_time: Seconds for which tombstones are kept after compaction.
+        batch_format: "helix", "kafka" or "any".
     """
 
     retention_time: float | None = None
@@ -112,6 +113,7 @@ class TopicConfig:
     validate_records: bool | None = None
     cleanup: str | None = None
     tombstone_retention_time: float | None = None
+    batch_format: str | None = None
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,8 @@ use helix_proto::compaction::{
     BatchParts, Codecs, CompactError, CompactedBatch, KeyedRecord, RecordFate, compact,
     visit_records,
 };
+use helix_proto::compression::UNCOMPRESSED_BYTES_MAX;
+use helix_proto::kafka::KAFKA_BATCH_VERSION;
 use helix_wal::{BackgroundWorker, Entry, EntryFilter, FilteredEntry, Payload, Placement};
 
 use super::key_map::{KeyMap, PassMemory};
@@ -219,6 +221,10 @@ impl StoredBytes<'_> {
     /// Returns the size of the payload after decompression, as its head states.
     pub(super) fn decoded_bytes(&self) -> usize {
         let stated = match decode_head(self.head) {
+            Ok(Head::Batch(head)) if head.version == KAFKA_BATCH_VERSION => {
+                // Records of Kafka take up to that much more than those of a `RecordList`.
+                (head.uncompressed_bytes as usize * 4).min(UNCOMPRESSED_BYTES_MAX)
+            }
             Ok(Head::Batch(head)) => head.uncompressed_bytes as usize,
             _ => 0,
         };

@@ -280,6 +280,11 @@ fn batches() -> Vec<FieldCase> {
             Refused(R::CorruptBatch, "is unknown"),
         ),
         (
+            &["EncodedBatch.version"],
+            changed(&|batch| batch.version = 2),
+            Refused(R::InvalidArgument, "batch.encoded.version: is 2, a Kafka batch"),
+        ),
+        (
             &["EncodedBatch.record_count"],
             with_batch(counted(0)),
             Refused(R::EmptyBatch, "at least one"),
@@ -521,6 +526,11 @@ fn reads() -> Vec<FieldCase> {
             Fine,
         ),
         (
+            &["FetchRequest.accept_kafka_batches"],
+            InvalidCall::Fetch(FetchRequest { accept_kafka_batches: true, ..one() }),
+            Fine,
+        ),
+        (
             &["SubscribeRequest.partitions"],
             InvalidCall::Subscribe(SubscribeRequest::default()),
             Refused(R::InvalidArgument, "partitions: must be 1..=10000"),
@@ -551,6 +561,11 @@ fn reads() -> Vec<FieldCase> {
                 accept_compression: vec![99, -1, 2],
                 ..follow()
             }),
+            Fine,
+        ),
+        (
+            &["SubscribeRequest.accept_kafka_batches"],
+            InvalidCall::Subscribe(SubscribeRequest { accept_kafka_batches: true, ..follow() }),
             Fine,
         ),
         (
@@ -924,6 +939,11 @@ fn configs() -> Vec<FieldCase> {
                 ..none
             }),
             Refused(R::InvalidArgument, "config.tombstone_retention_time"),
+        ),
+        (
+            &["TopicConfig.batch_format"],
+            with(TopicConfig { batch_format: 99, ..none }),
+            Refused(R::InvalidArgument, "config.batch_format: 99"),
         ),
         (
             &["UpdateTopicRequest.config"],
