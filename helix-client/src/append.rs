@@ -12,6 +12,7 @@ use tokio::time::Instant;
 use tonic::Code;
 
 use crate::client::{CallSpec, Client};
+use crate::compression::BatchCompressor;
 use crate::error::{Error, Result};
 use crate::retry::Repeat;
 use crate::topic::TopicRef;
@@ -89,8 +90,9 @@ impl AppendOptions {
 
 /// A batch, or records to build one from.
 pub trait IntoBatch {
-    /// True if it is a batch already, which is sent as it is. Batches that are built from records
-    /// are compressed as the options say.
+    /// True if it is a batch already, which is sent as it is, unless its topic takes only batches
+    /// of another version: then it is converted. Batches that are built from records are compressed
+    /// as the options say.
     const IS_ENCODED: bool = false;
 
     /// Returns the batch; records become an uncompressed one.
@@ -144,7 +146,8 @@ impl Client {
         batch: impl IntoBatch,
         options: &AppendOptions,
     ) -> Result<Ack> {
-        let batch = batch.into_batch();
+        let format = self.shared.routing.batch_format(topic).await?;
+        let batch = BatchCompressor::default().build(batch, format)?;
         self.append_as((topic.into(), partition), &batch, options, None, Instant::now()).await
     }
 

@@ -2,11 +2,13 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use helix_proto::batch;
+use helix_proto::batch::{self, BATCH_VERSION};
 use helix_proto::compression::{BatchCodec, Compressor};
-use helix_proto::log::v1::EncodedBatch;
+use helix_proto::kafka::{self, KAFKA_BATCH_VERSION, KafkaBatch};
+use helix_proto::log::v1::{BatchFormat, EncodedBatch, ErrorReason};
 
 use crate::append::IntoBatch;
+use crate::error::{Error, Result};
 
 /// Bytes of the sample by which [`Compression::Adaptive`] recognizes data that does not shrink.
 const SAMPLE_BYTES: usize = 4 << 10;
@@ -52,28 +54,79 @@ impl BatchCompressor {
 
     /// Returns the batch compressed, or unchanged if that does not make it smaller.
     ///
-    /// A batch that is compressed already, or larger than 8 MiB, is unchanged too.
+    /// A batch that is compressed already, larger than 8 MiB, or of version 2 is unchanged too.
     pub fn compress(&self, batch: EncodedBatch) -> EncodedBatch {
-        if self.compression == Compression::None || !batch::is_uncompressed(batch.compression) {
+        let is_plain = batch.version == BATCH_VERSION && batch::is_uncompressed(batch.compression);
+        if self.compression == Compression::None || !is_plain {
             return batch;
         }
-        let idle = || self.idle.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut compressor = idle().pop().unwrap_or_default();
-        let compressed = match self.compression {
+        let compressed = self.with_compressor(|compressor| match self.compression {
             Compression::None => None,
             Compression::Lz4 => compressor.compress(BatchCodec::Lz4, &batch, usize::MAX),
             Compression::Zstd => compressor.compress(BatchCodec::Zstd, &batch, usize::MAX),
-            Compression::Adaptive => adaptive(&mut compressor, &batch),
-        };
-        idle().push(compressor);
+            Compression::Adaptive => adaptive(compressor, &batch),
+        });
         compressed.unwrap_or(batch)
     }
 
-    /// Builds a batch; compresses it if it is built from records.
-    pub(crate) fn build<B: IntoBatch>(&self, batch: B) -> EncodedBatch {
+    /// Builds a batch of a version that the topic takes; compresses it if it is built from records.
+    ///
+    /// # Errors
+    /// `INVALID_ARGUMENT` for a batch that cannot be converted.
+    pub(crate) fn build<B: IntoBatch>(
+        &self,
+        batch: B,
+        format: BatchFormat,
+    ) -> Result<EncodedBatch> {
         let batch = batch.into_batch();
-        if B::IS_ENCODED { batch } else { self.compress(batch) }
+        match (format, batch.version) {
+            (BatchFormat::Kafka, BATCH_VERSION) => self.as_kafka(&batch, B::IS_ENCODED),
+            (BatchFormat::Helix, KAFKA_BATCH_VERSION) => self.from_kafka(&batch),
+            // The size of a batch that was read; the service finds it itself.
+            (_, KAFKA_BATCH_VERSION) => Ok(EncodedBatch { uncompressed_bytes: 0, ..batch }),
+            _ if B::IS_ENCODED => Ok(batch),
+            _ => Ok(self.compress(batch)),
+        }
     }
+
+    fn as_kafka(&self, batch: &EncodedBatch, is_encoded: bool) -> Result<EncodedBatch> {
+        let records = batch::decode(batch).map_err(|error| inconvertible(&error))?.records;
+        // A batch that was built elsewhere keeps its codec.
+        let codec = match self.compression {
+            _ if is_encoded => BatchCodec::from_wire(batch.compression).ok().flatten(),
+            Compression::None => None,
+            Compression::Lz4 | Compression::Adaptive => Some(BatchCodec::Lz4),
+            Compression::Zstd => Some(BatchCodec::Zstd),
+        };
+        let built = self.with_compressor(|compressor| {
+            kafka::from_records(&records, codec.map(|codec| (codec, compressor)))
+        });
+        built.map_err(|error| inconvertible(&error))
+    }
+
+    fn from_kafka(&self, batch: &EncodedBatch) -> Result<EncodedBatch> {
+        let kafka = KafkaBatch::parse(&batch.payload).map_err(|error| inconvertible(&error))?;
+        let payload = batch::uncompressed_payload(batch).map_err(|error| inconvertible(&error))?;
+        let plain = batch::from_payload(batch.record_count, payload);
+        let codec = kafka.codec().as_batch_codec().flatten();
+        let compress = |codec| {
+            self.with_compressor(|compressor| compressor.compress(codec, &plain, usize::MAX))
+        };
+        Ok(codec.and_then(compress).unwrap_or(plain))
+    }
+
+    fn with_compressor<T>(&self, work: impl FnOnce(&mut Compressor) -> T) -> T {
+        let idle = || self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut compressor = idle().pop().unwrap_or_default();
+        let result = work(&mut compressor);
+        idle().push(compressor);
+        result
+    }
+}
+
+fn inconvertible(error: &dyn std::fmt::Display) -> Error {
+    let message = format!("the batch cannot be converted to the topic's batch_format: {error}");
+    Error::known(ErrorReason::InvalidArgument, message)
 }
 
 fn adaptive(compressor: &mut Compressor, batch: &EncodedBatch) -> Option<EncodedBatch> {
@@ -123,7 +176,8 @@ mod tests {
 
     fn compressed(compression: Compression, value: Vec<u8>) -> WireCompression {
         let records = [Record { value: Some(value.into()), ..Record::default() }];
-        let batch = BatchCompressor::new(compression).build(&records[..]);
+        let compressor = BatchCompressor::new(compression);
+        let batch = compressor.build(&records[..], BatchFormat::Any).unwrap();
         assert_eq!(batch::decode(&batch).unwrap().records, records);
         batch.compression()
     }
@@ -162,8 +216,8 @@ mod tests {
         let records = [Record { value: Some(text(1_000).into()), ..Record::default() }];
         let batch = batch::encode(&records);
         let compressor = BatchCompressor::new(Compression::Zstd);
-        assert_eq!(compressor.build(&batch), batch);
-        assert_eq!(compressor.build(batch.clone()), batch);
+        assert_eq!(compressor.build(&batch, BatchFormat::Helix).unwrap(), batch);
+        assert_eq!(compressor.build(batch.clone(), BatchFormat::Any).unwrap(), batch);
         let once = compressor.compress(batch);
         assert_eq!(once.compression(), WireCompression::Zstd);
         assert_eq!(BatchCompressor::new(Compression::Lz4).compress(once.clone()), once);

@@ -416,6 +416,7 @@ impl Fetch<'_> {
             source: self.selector.to_wire().into(),
             out_of_range: options.read.out_of_range().into(),
             accept_encoded: true,
+            accept_kafka_batches: true,
             accept_compression: compression::accepted(),
         };
         let mut consume = group.route.connection.consume();

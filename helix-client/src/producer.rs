@@ -125,7 +125,8 @@ impl Producer {
         batch: impl IntoBatch,
         options: &AppendOptions,
     ) -> Result<Ack> {
-        let batch = self.partitions.compressor.build(batch);
+        let format = self.partitions.client.shared.routing.batch_format(topic).await?;
+        let batch = self.partitions.compressor.build(batch, format)?;
         let options = self.partitions.fenced(options);
         self.partitions.get(topic, partition).append(&batch, &options, Instant::now()).await
     }

@@ -15,7 +15,7 @@ use std::time::Duration;
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use helix_proto::log::v1::{
-    ErrorReason, GetMetadataRequest, GetMetadataResponse, LeaderHint, Metadata,
+    BatchFormat, ErrorReason, GetMetadataRequest, GetMetadataResponse, LeaderHint, Metadata,
 };
 use tokio::time::{Instant, sleep, timeout};
 use tonic::Code;
@@ -183,6 +183,20 @@ impl Routing {
         }
         self.refresh(RouteQuery::Topic(topic)).await?;
         self.table().partition_count(topic).ok_or_else(|| topic_not_found(topic))
+    }
+
+    /// Returns the versions of batches that a topic takes, as far as this client knows.
+    ///
+    /// # Errors
+    /// As [`Self::partition_count`].
+    pub(crate) async fn batch_format(&self, topic: &str) -> Result<BatchFormat> {
+        self.partition_count(topic).await?;
+        Ok(self.table().batch_format(topic))
+    }
+
+    /// Like [`Self::batch_format`], without a call.
+    pub(crate) fn known_batch_format(&self, topic: &str) -> BatchFormat {
+        self.table().batch_format(topic)
     }
 
     /// Returns the id and the number of partitions of a topic, if they are known.

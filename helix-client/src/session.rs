@@ -11,7 +11,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
-use helix_proto::log::v1::Durability;
+use helix_proto::log::v1::{BatchFormat, Durability};
 use tokio::sync::oneshot;
 use tonic::Code;
 
@@ -77,6 +77,8 @@ impl Default for SessionOptions {
 pub struct Session {
     pipeline: Arc<Pipeline>,
     compressor: BatchCompressor,
+    /// Versions of batches that the topic takes.
+    format: BatchFormat,
 }
 
 impl Client {
@@ -97,14 +99,14 @@ impl Client {
         let pipeline = Arc::new(Pipeline::new(&options));
         // From here on dropping the session ends the driver, even if this future is dropped.
         let compressor = BatchCompressor::new(options.compression);
-        let session = Session { pipeline: pipeline.clone(), compressor };
+        let format = BatchFormat::Helix;
+        let mut session = Session { pipeline: pipeline.clone(), compressor, format };
         let partition = (topic.to_owned(), partition);
         let driver = SessionDriver::new(self.clone(), partition, options, identities, pipeline);
         tokio::spawn(driver.run(opened));
-        match is_open.await {
-            Ok(result) => result.map(|()| session),
-            Err(_) => Err(stopped()),
-        }
+        is_open.await.unwrap_or_else(|_| Err(stopped()))?;
+        session.format = self.shared.routing.batch_format(topic).await?;
+        Ok(session)
     }
 }
 
@@ -130,7 +132,7 @@ impl Session {
         batch: impl IntoBatch,
         expected_offset: Option<u64>,
     ) -> Result<AckFuture> {
-        let batch = self.compressor.build(batch);
+        let batch = self.compressor.build(batch, self.format)?;
         // 0 means that the service has not stated a limit.
         let limit = Some(self.batch_bytes_max()).filter(|limit| *limit > 0);
         // The limit holds for both sizes of a compressed batch.

@@ -406,6 +406,7 @@ impl ClusterService for CeilingService {
             shard_ids: vec![1; state.partitions(&topic) as usize],
             topic,
             topic_id: 0,
+            ..pb::TopicRoute::default()
         });
         let metadata = pb::Metadata {
             cluster_id: "ceiling".to_owned(),

@@ -11,7 +11,7 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use helix_proto::batch::record_bytes;
-use helix_proto::log::v1::Record;
+use helix_proto::log::v1::{BatchFormat, EncodedBatch, Record};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout_at};
@@ -27,6 +27,10 @@ use crate::partitioner::{StickyPartitioner, of_key};
 ///
 /// Without it a buffer of short records would exceed its limit many times over.
 const RECORD_OVERHEAD_BYTES: usize = 256;
+
+/// Bytes by which a record in a Kafka batch is larger at most, so that the batch stays within its
+/// limit: distances of its time and offset, attributes, and lengths of missing fields.
+const KAFKA_RECORD_EXTRA_BYTES: usize = 24;
 
 /// Minimum age of a topic's number of partitions from which it is asked for again.
 const COUNT_AGE_MIN: Duration = Duration::from_secs(1);
@@ -155,7 +159,7 @@ impl Batcher {
         partition: u32,
         record: Record,
     ) -> Result<DeliveryFuture> {
-        let bytes = record_bytes(&record);
+        let bytes = record_bytes(&record) + self.extra_bytes(topic);
         // A record larger than the whole buffer takes all of it.
         let charged = bytes.saturating_add(RECORD_OVERHEAD_BYTES);
         let permits = charged.min(self.options.buffer_bytes).max(1);
@@ -170,6 +174,14 @@ impl Batcher {
         let pending = PendingRecord { record, bytes, queued_at, ack, _permit: permit };
         self.queue(topic, partition, QueueItem::Record(pending));
         Ok(DeliveryFuture(acked))
+    }
+
+    /// Returns the bytes that a record of a topic may take beyond its own form.
+    fn extra_bytes(&self, topic: &str) -> usize {
+        match self.partitions.client.shared.routing.known_batch_format(topic) {
+            BatchFormat::Kafka => KAFKA_RECORD_EXTRA_BYTES,
+            _ => 0,
+        }
     }
 
     pub(super) async fn flush(&self) {
@@ -283,6 +295,12 @@ impl PartitionTask {
         timeout_at(end, self.items.recv()).await.ok().flatten()
     }
 
+    async fn build(&self, records: &[Record]) -> Result<EncodedBatch> {
+        let topic = self.partition_producer.topic();
+        let format = self.partitions.client.shared.routing.batch_format(topic).await?;
+        self.partitions.compressor.build(records, format)
+    }
+
     async fn append(&self, batch: Vec<PendingRecord>) {
         let Some(since) = batch.first().map(|oldest| oldest.queued_at) else { return };
         let (records, acks): (Vec<Record>, Vec<_>) = batch
@@ -292,9 +310,15 @@ impl PartitionTask {
         let result = match self.failure.get() {
             Some(failure) => Err(failure.clone()),
             None => {
-                let batch = self.partitions.compressor.build(records.as_slice());
+                let batch = self.build(&records).await;
                 drop(records);
-                self.partition_producer.append(&batch, &self.append_options, since).await
+                match batch {
+                    Err(error) => Err(error),
+                    Ok(batch) => {
+                        let options = &self.append_options;
+                        self.partition_producer.append(&batch, options, since).await
+                    }
+                }
             }
         };
         if let Err(error) = &result

@@ -60,6 +60,10 @@ impl PartitionProducer {
         Self { client, topic, partition, identities, position, acked_at }
     }
 
+    pub(super) fn topic(&self) -> &str {
+        &self.topic
+    }
+
     /// Appends a batch after the earlier ones.
     ///
     /// The deadline counts from `since`, when the batch was queued, or from the previous ack if

@@ -5,7 +5,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::Duration;
 
-use helix_proto::log::v1::{ErrorReason, LeaderHint, Metadata, TopicRoute};
+use helix_proto::log::v1::{BatchFormat, ErrorReason, LeaderHint, Metadata, TopicRoute};
 use tokio::time::Instant;
 
 use super::{Route, topic_not_found};
@@ -50,6 +50,20 @@ struct KnownTopic {
     id: u64,
     /// Shard of each partition.
     shard_ids: Vec<u32>,
+    /// Versions of batches that it takes.
+    batch_format: BatchFormat,
+}
+
+impl KnownTopic {
+    /// Returns the name of a topic, and what is known of it.
+    fn of(route: TopicRoute) -> (String, Self) {
+        let batch_format = match route.batch_format() {
+            BatchFormat::Unspecified => BatchFormat::Helix,
+            known => known,
+        };
+        let TopicRoute { topic, shard_ids, topic_id: id, .. } = route;
+        (topic, Self { id, shard_ids, batch_format })
+    }
 }
 
 #[derive(Debug, Default)]
@@ -105,6 +119,11 @@ impl RouteTable {
     /// Returns the id of a topic; 0 if it is not known.
     pub(super) fn topic_id(&self, topic: &str) -> u64 {
         self.topics.get(topic).map_or(0, |known| known.id)
+    }
+
+    /// Returns the versions of batches that a topic takes; those of Helix if it is not known.
+    pub(super) fn batch_format(&self, topic: &str) -> BatchFormat {
+        self.topics.get(topic).map_or(BatchFormat::Helix, |known| known.batch_format)
     }
 
     pub(super) fn shard_of(&self, topic: &str, partition: u32) -> Result<u32> {
@@ -218,8 +237,9 @@ impl RouteTable {
         }
         if is_older {
             // An outdated entry is better than none; the leader rejects a wrong one.
-            for TopicRoute { topic, shard_ids, topic_id } in metadata.topics {
-                self.topics.entry(topic).or_insert(KnownTopic { id: topic_id, shard_ids });
+            for route in metadata.topics {
+                let (topic, known) = KnownTopic::of(route);
+                self.topics.entry(topic).or_insert(known);
             }
             return false;
         }
@@ -231,9 +251,7 @@ impl RouteTable {
             .map(|node| (node.node_id, node.endpoint))
             .collect();
         self.topics.remove(topic);
-        for TopicRoute { topic, shard_ids, topic_id } in metadata.topics {
-            self.topics.insert(topic, KnownTopic { id: topic_id, shard_ids });
-        }
+        self.topics.extend(metadata.topics.into_iter().map(KnownTopic::of));
         true
     }
 

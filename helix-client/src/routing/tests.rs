@@ -22,7 +22,12 @@ fn metadata(version: u64, leader: LeaderHint) -> Metadata {
             replicas: vec![1, 2, 3],
             ..ShardRoute::default()
         }],
-        topics: vec![TopicRoute { topic: "orders".to_owned(), shard_ids: vec![1, 1], topic_id: 4 }],
+        topics: vec![TopicRoute {
+            topic: "orders".to_owned(),
+            shard_ids: vec![1, 1],
+            topic_id: 4,
+            ..TopicRoute::default()
+        }],
     }
 }
 
@@ -188,7 +193,12 @@ async fn accepts_lower_terms_after_a_long_time_without_leader() {
 async fn outdated_metadata_restores_no_old_address_or_topic() {
     let routing = routing();
     let moved = |endpoint: &str| LeaderHint { endpoint: endpoint.to_owned(), ..hint(1, 5) };
-    let grown = TopicRoute { topic: "orders".to_owned(), shard_ids: vec![1, 1, 1], topic_id: 4 };
+    let grown = TopicRoute {
+        topic: "orders".to_owned(),
+        shard_ids: vec![1, 1, 1],
+        topic_id: 4,
+        ..TopicRoute::default()
+    };
     let now = Metadata { topics: vec![grown], ..metadata(3, moved("new:9092")) };
     learn(&routing, now);
     learn(&routing, metadata(2, moved("old:9092")));

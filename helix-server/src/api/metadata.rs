@@ -19,6 +19,7 @@ use tonic::codegen::BoxStream;
 use tonic::{Response, Status};
 
 use super::authorize::Visibility;
+use super::settings::to_wire_format;
 use super::{acquire_response, reserve_response, wire_leader, wire_shard_id};
 use crate::error::{Error, Result};
 use crate::limits::{
@@ -303,7 +304,8 @@ impl MetadataPace {
 fn topic_route(topic: &TopicInfo) -> TopicRoute {
     let mut shard_ids = Vec::with_capacity(topic.partition_count as usize);
     shard_ids.extend(topic.locations().map(|location| wire_shard_id(location.shard_id)));
-    TopicRoute { topic: topic.name.clone(), shard_ids, topic_id: topic.id }
+    let batch_format = to_wire_format(&topic.settings);
+    TopicRoute { topic: topic.name.clone(), shard_ids, topic_id: topic.id, batch_format }
 }
 
 /// Returns the memory of the topics in routing data.

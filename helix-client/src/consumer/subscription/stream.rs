@@ -124,6 +124,7 @@ impl StreamTask {
             source: self.selector.to_wire().into(),
             out_of_range: self.options.out_of_range().into(),
             accept_encoded: true,
+            accept_kafka_batches: true,
             accept_compression: compression::accepted(),
             membership: None,
         };

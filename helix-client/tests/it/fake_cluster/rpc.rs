@@ -172,6 +172,7 @@ impl FakeNode {
             topic: TOPIC.to_owned(),
             shard_ids: vec![SHARD; state.partition_count as usize],
             topic_id: state.topic_id,
+            ..TopicRoute::default()
         };
         Metadata {
             cluster_id: state.cluster_id.clone(),
