@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use helix_client::proto::kafka::{KAFKA_BATCH_VERSION, KafkaBatch, KafkaCodec};
 use helix_client::proto::log::v1 as proto;
 use helix_client::{Client, FetchOptions, Position, ReadStart};
 use schemars::JsonSchema;
@@ -71,7 +72,11 @@ pub(crate) async fn of_topic(
     let batches = fetched.iter().flat_map(|read| &read.batches);
     for batch in batches.filter_map(|stored| stored.batch.as_ref()) {
         let stored = batch.payload.len() as u64;
-        let is_compressed = batch.compression > proto::Compression::None.into();
+        let is_compressed = match batch.version {
+            KAFKA_BATCH_VERSION => KafkaBatch::parse_unverified(&batch.payload)
+                .is_ok_and(|kafka| kafka.codec() != KafkaCodec::None),
+            _ => batch.compression > proto::Compression::None.into(),
+        };
         compression.sampled_batches += 1;
         compression.compressed_batches += u64::from(is_compressed);
         compression.stored_bytes += stored;

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::Context;
+use helix_proto::kafka::KAFKA_BATCH_VERSION;
 use helix_server::log::Head;
 use helix_server::raft::decode_head;
 use helix_wal::storage::{DirStorage, Storage};
@@ -339,7 +340,7 @@ impl CompactedStream {
     }
 }
 
-/// Batches of one compression.
+/// Batches of one compression, or Kafka batches of any.
 #[derive(Debug, Default, Serialize, JsonSchema)]
 pub(crate) struct CodecShare {
     codec: String,
@@ -362,7 +363,12 @@ impl CodecCounts {
     /// Counts an entry if it is a batch. Refused batches count too: the log does not know them.
     fn add(&mut self, entry: &InspectedEntry<'_>) {
         let Ok(Head::Batch(batch)) = decode_head(entry.head) else { return };
-        let share = self.0.entry(codec_name(batch.compression)).or_default();
+        // A Kafka batch states its codec in its payload.
+        let codec = match batch.version {
+            KAFKA_BATCH_VERSION => "kafka".to_owned(),
+            _ => codec_name(batch.compression),
+        };
+        let share = self.0.entry(codec).or_default();
         let stored = entry.payload_bytes as u64;
         share.batches += 1;
         share.compacted_batches += u64::from(batch.kept.is_some());

@@ -7,11 +7,12 @@ use std::time::Duration;
 
 use helix_client::{Client, NewTopic, Producer, ProducerOptions};
 use helix_proto::batch;
+use helix_proto::kafka::{self, KafkaBatch};
 use helix_proto::log::v1::subscribe_response::Message;
 use helix_proto::log::v1::{
-    AppendCondition, AppendRequest, CleanupPolicy, ErrorReason, FetchRequest, GetTopicRequest,
-    InitProducerRequest, PartitionStart, ReadSource, Record, StartPosition, SubscribeRequest,
-    TopicConfig, start_position,
+    AppendCondition, AppendRequest, BatchFormat, CleanupPolicy, ErrorReason, FetchRequest,
+    GetTopicRequest, InitProducerRequest, PartitionStart, ReadSource, Record, StartPosition,
+    SubscribeRequest, TopicConfig, start_position,
 };
 use helix_server::config::ServerConfig;
 use helix_server::log::CleanupState;
@@ -128,6 +129,7 @@ impl Table {
             let request = FetchRequest {
                 partitions: Self::start(offset),
                 accept_encoded,
+                accept_kafka_batches: accept_encoded,
                 ..FetchRequest::default()
             };
             let read = self.server.fetch_one(request).await;
@@ -192,6 +194,54 @@ impl Table {
         let client = patient_client(server.running.local_addr(), 7);
         Self { server, client, appended, round }
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn kafka_batches_keep_their_offsets_when_records_go() {
+    let directory = tempfile::tempdir().unwrap();
+    let config = config(directory.path());
+    let kafka =
+        TopicConfig { batch_format: BatchFormat::Kafka.into(), ..policy(CleanupPolicy::Compact) };
+    let mut table = Table::create(config.clone(), kafka).await;
+    table.append(300).await;
+    table.push_out().await;
+    table.until("compacted", |it| it.clean_offset >= 2_500).await;
+    let found = table.check(false).await;
+    assert!(found.len() < 900, "{} of 3000 records", found.len());
+    let missing: Vec<u64> = (0..2_500).filter(|at| !found.contains_key(at)).collect();
+    for at in [missing[0], missing[missing.len() / 2]] {
+        let (rest, _) = table.read(at, true).await;
+        assert!(rest.iter().eq(found.range(at..)), "from {at}");
+    }
+    // What a Kafka reader sees: whole batches, in order, with the offsets that they had.
+    let (mut offset, mut compacted) = (0, 0);
+    let mut offsets = Vec::new();
+    while offset < table.appended.len() as u64 {
+        let request = FetchRequest {
+            partitions: Table::start(offset),
+            accept_encoded: true,
+            accept_kafka_batches: true,
+            ..FetchRequest::default()
+        };
+        let read = table.server.fetch_one(request).await;
+        for stored in &read.batches {
+            let batch = stored.batch.as_ref().unwrap();
+            let header = KafkaBatch::parse(&batch.payload).unwrap();
+            assert_eq!(header.record_count(), batch.record_count);
+            let deltas = kafka::decode(batch).unwrap().offset_deltas;
+            compacted += u64::from(!stored.offset_deltas.is_empty());
+            assert!(stored.offset_deltas.is_empty() || stored.offset_deltas == deltas);
+            offsets.extend(deltas.iter().map(|delta| stored.first_offset + u64::from(*delta)));
+            let end = stored.first_offset + u64::from(header.last_offset_delta()) + 1;
+            assert!(end <= read.next_offset, "{end} of {}", read.next_offset);
+        }
+        assert!(read.next_offset > offset, "no progress at {offset}");
+        offset = read.next_offset;
+    }
+    assert!(compacted > 20 && offsets.iter().eq(found.keys()), "{compacted} batches compacted");
+    let table = table.restart(config).await;
+    assert_eq!(table.check(false).await, found);
+    soon(table.server.running.shutdown()).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

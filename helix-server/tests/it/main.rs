@@ -33,6 +33,7 @@ mod group_order;
 mod group_pages;
 mod group_poison;
 mod groups;
+mod kafka_batches;
 mod kill;
 mod limits;
 mod peer;

@@ -12,6 +12,7 @@ mod calls;
 pub mod corpus;
 mod extremes;
 mod input;
+mod kafka;
 mod message;
 mod peer;
 mod texts;
@@ -44,6 +45,7 @@ pub const TARGETS: &[Target] = &[
     ("wal_install", wal::install),
     ("batch", values::batch),
     ("compressed", values::compressed),
+    ("kafka", kafka::kafka),
     ("values", values::stored),
     ("config", texts::config),
     ("cli", texts::cli),

@@ -10,15 +10,18 @@ use std::time::Duration;
 use bytes::Bytes;
 use helix_client::{Client, NewTopic, Producer, ProducerOptions};
 use helix_proto::batch;
+use helix_proto::compression::{BatchCodec, Compressor};
+use helix_proto::kafka;
 use helix_proto::log::v1::consume_service_client::ConsumeServiceClient;
 use helix_proto::log::v1::start_position::Position;
 use helix_proto::log::v1::topic_service_client::TopicServiceClient;
 use helix_proto::log::v1::{
-    CleanupPolicy, FetchRequest, GetTopicRequest, Header, PartitionRecords, PartitionStart,
+    BatchFormat, CleanupPolicy, EncodedBatch, FetchRequest, GetTopicRequest, Header, PartitionRecords, PartitionStart,
     ReadSource, Record, StartPosition, TopicConfig,
 };
 use rand::RngExt;
 use rand::rngs::StdRng;
+use rand::seq::IndexedRandom;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 use tonic::transport::{Channel, Endpoint};
@@ -168,6 +171,7 @@ pub async fn run(context: ClientContext) -> turmoil::Result {
             seconds: TOMBSTONE_RETENTION.as_secs().cast_signed(),
             nanos: 0,
         }),
+        batch_format: BatchFormat::Any.into(),
         ..TopicConfig::default()
     };
     let topic = NewTopic { config, ..NewTopic::new(NAME, PARTITIONS) };
@@ -257,7 +261,12 @@ impl TableWriter {
                 ..Record::default()
             });
         }
-        match producer.append(NAME, partition, &records[..]).await {
+        let codec = [None, Some(BatchCodec::Lz4), Some(BatchCodec::Zstd)].choose(&mut self.rng);
+        let batch = match self.rng.random_bool(0.5) {
+            true => kafka_batch(&records, codec.copied().flatten()),
+            false => batch::encode(&records),
+        };
+        match producer.append(NAME, partition, &batch).await {
             Ok(ack) => {
                 let first = ack.first_offset.unwrap_or_default();
                 for (offset, number) in (first..).zip(numbers) {
@@ -385,6 +394,7 @@ impl TableReader {
             partitions: vec![start],
             source: ReadSource::AnyReplica.into(),
             accept_encoded: self.rng.random_bool(0.5),
+            accept_kafka_batches: self.rng.random_bool(0.5),
             ..FetchRequest::default()
         };
         let client = ConsumeServiceClient::new(self.nodes.get(&node)?.clone());
@@ -401,6 +411,13 @@ impl TableReader {
         let described = response.into_inner().topic?.partitions;
         described.get(partition as usize).map(|it| it.clean_offset.unwrap_or(0))
     }
+}
+
+/// Returns a batch of version 2.
+fn kafka_batch(records: &[Record], codec: Option<BatchCodec>) -> EncodedBatch {
+    let mut compressor = Compressor::default();
+    let built = kafka::from_records(records, codec.map(|codec| (codec, &mut compressor)));
+    built.expect("records without event times")
 }
 
 /// Returns the records of a response with their offsets, and where the next one begins.

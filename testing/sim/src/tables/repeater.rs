@@ -18,7 +18,7 @@ use rand::rngs::StdRng;
 use tokio::time::{sleep, timeout};
 use tonic::transport::{Channel, Endpoint};
 
-use super::{KEYS, NAME, PARTITIONS, RESPONSE_TIMEOUT, TableModel, key_bytes};
+use super::{KEYS, NAME, PARTITIONS, RESPONSE_TIMEOUT, TableModel, kafka_batch, key_bytes};
 use crate::net::{CLIENT_PORT, channel};
 use crate::plan::SimulationPlan;
 use crate::workload::{ClientContext, RETRY_PAUSE};
@@ -118,7 +118,12 @@ impl TableRepeater {
 
     /// Sends a record to a random node. Returns `None` if no response came in time.
     async fn send(&mut self, request: AppendRequest, record: &Record) -> Option<AppendResult> {
-        let encoded = batch::encode(std::slice::from_ref(record));
+        // A repeated record has the same bytes again.
+        let records = std::slice::from_ref(record);
+        let encoded = match record.value.as_ref().map_or(0, Bytes::len) % 2 {
+            0 => kafka_batch(records, None),
+            _ => batch::encode(records),
+        };
         let request = AppendRequest {
             topic: NAME.to_owned(),
             partition: self.partition,
