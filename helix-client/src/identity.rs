@@ -4,13 +4,12 @@
 
 use std::sync::Arc;
 
-use helix_proto::log::v1::{InitProducerRequest, ProducerIdentity};
+use helix_proto::log::v1::ProducerIdentity;
 use tokio::sync::Mutex;
 use tonic::Code;
 
-use crate::client::{CallSpec, Client};
+use crate::client::Client;
 use crate::error::{Error, Result};
-use crate::retry::Repeat;
 
 /// Obtains producer identities. Clones share the current one.
 #[derive(Debug, Clone)]
@@ -68,18 +67,6 @@ impl Identities {
     }
 
     async fn init(&self) -> Result<ProducerIdentity> {
-        // An identity whose response is lost is never used, so the request can be repeated.
-        let call = CallSpec::new("init producer", Repeat::Always);
-        let response = self
-            .client
-            .call_any(call, |connection| {
-                let request = InitProducerRequest { producer_name: self.name.to_string() };
-                async move { connection.produce().init_producer(request).await }
-            })
-            .await
-            .map_err(|error| error.with_may_have_applied(false))?;
-        response
-            .producer
-            .ok_or_else(|| Error::client(Code::Internal, "the response has no producer identity"))
+        self.client.init_producer(&self.name).await
     }
 }

@@ -77,6 +77,7 @@ mod coordinator;
 pub mod error;
 #[cfg(feature = "programs")]
 pub mod exit;
+mod gateway;
 pub mod group;
 mod identity;
 pub mod partitioner;

@@ -1,0 +1,78 @@
+//! What a gateway needs that serves another protocol and makes calls through [`Connection`] itself.
+//!
+//! [`Connection`]: crate::Connection
+
+use helix_proto::log::v1::{GetOffsetsRequest, InitProducerRequest, ProducerIdentity};
+use tonic::Code;
+
+use crate::client::{CallSpec, Client};
+use crate::connection::Connection;
+use crate::error::{Error, Result};
+use crate::retry::Repeat;
+use crate::routing::Route;
+
+impl Client {
+    /// Learns from a failed call over `route`. Returns true if another leader is known, so that the
+    /// call can be sent there at once.
+    ///
+    /// Only for callers of [`Client::route`]; other calls learn themselves.
+    pub fn report_failure(&self, route: &Route, error: &Error) -> bool {
+        self.shared.routing.on_failure(route, error)
+    }
+
+    /// Returns the identity of a new producer; an empty name makes an anonymous one.
+    ///
+    /// # Errors
+    /// The last failure if no node responds within the request timeout.
+    pub async fn init_producer(&self, name: &str) -> Result<ProducerIdentity> {
+        // An identity whose response is lost is never used, so the request can be repeated.
+        let call = CallSpec::new("init producer", Repeat::Always);
+        let response = self.call_any(call, |node| {
+            let request = InitProducerRequest { producer_name: name.to_owned() };
+            async move { node.produce().init_producer(request).await }
+        });
+        let response = response.await.map_err(|error| error.with_may_have_applied(false))?;
+        response
+            .producer
+            .ok_or_else(|| Error::client(Code::Internal, "the response has no producer identity"))
+    }
+
+    /// Returns the connection to the node at this address.
+    ///
+    /// # Errors
+    /// `INVALID_ARGUMENT` if the address is malformed.
+    pub fn node(&self, address: &str) -> Result<Connection> {
+        self.shared.routing.node(address)
+    }
+
+    /// Forgets the partitions of a topic, so that the next call looks them up again.
+    pub fn forget_topic(&self, topic: &str) {
+        self.shared.routing.forget_topic(topic);
+    }
+
+    /// Returns the address of a group's coordinator, which has just confirmed that it is. The group
+    /// need not exist.
+    ///
+    /// # Errors
+    /// `PERMISSION_DENIED` if the client may not read the group; the last failure if no coordinator
+    /// responds within the request timeout.
+    pub async fn group_coordinator(&self, group: &str) -> Result<String> {
+        let address = std::sync::Mutex::new(String::new());
+        let call = CallSpec::new("find group coordinator", Repeat::Read);
+        self.call_coordinator(group, call, |node| {
+            // The last attempt is the one that succeeds.
+            if let Ok(mut address) = address.lock() {
+                node.address().clone_into(&mut address);
+            }
+            let request = GetOffsetsRequest {
+                group: group.to_owned(),
+                page_size: 1,
+                allow_missing: true,
+                ..GetOffsetsRequest::default()
+            };
+            async move { node.group().get_offsets(request).await }
+        })
+        .await?;
+        Ok(address.into_inner().unwrap_or_default())
+    }
+}
