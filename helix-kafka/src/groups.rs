@@ -1,0 +1,156 @@
+//! Consumer groups of Kafka's clients: members and generations, beside the group's coordinator.
+//!
+//! Offsets are those of Helix's groups. Members are soft state of the gateway beside the leader of
+//! the group's shard. A gateway that is no longer there gives the group up, and its members join at
+//! the next one.
+
+mod state;
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use kafka_protocol::error::ResponseError;
+use tokio::time::{Instant, sleep};
+
+pub(crate) use state::{JoinSpec, Joined, KafkaGroup, KafkaMember, RebalanceState, Reply};
+
+use crate::state::GatewayState;
+
+/// Most groups with members.
+const GROUPS_MAX: usize = 10_000;
+
+/// Most bytes of metadata and assignments of one group.
+const GROUP_BYTES_MAX: usize = 8 << 20;
+
+/// Interval between checks of timeouts.
+const TICK: Duration = Duration::from_millis(100);
+
+/// Age up to which a confirmation that this gateway coordinates a group is used.
+const CONFIRMED_AGE_MAX: Duration = Duration::from_secs(2);
+
+/// Groups with members at this gateway.
+#[derive(Debug, Default)]
+pub(crate) struct GroupRegistry {
+    groups: Mutex<HashMap<String, CoordinatedGroup>>,
+}
+
+#[derive(Debug)]
+struct CoordinatedGroup {
+    group: KafkaGroup,
+    /// Time when the cluster last named the node beside this gateway as the group's coordinator.
+    confirmed_at: Instant,
+    offsets: Arc<GroupOffsetsState>,
+}
+
+/// State of the offsets that the members of the current generation follow.
+#[derive(Debug, Default)]
+pub(crate) struct GroupOffsetsState {
+    /// Held during a commit, so that each one follows the state after the last one.
+    pub(crate) epoch: tokio::sync::Mutex<Option<u64>>,
+}
+
+impl GroupRegistry {
+    /// Runs `change` on a group with members. Fails with UNKNOWN_MEMBER_ID if there is none.
+    ///
+    /// # Errors
+    /// The code of `change`.
+    pub(crate) fn with<T>(
+        &self,
+        group: &str,
+        change: impl FnOnce(&mut KafkaGroup, Instant) -> Result<T, ResponseError>,
+    ) -> Result<T, ResponseError> {
+        let mut groups = self.lock();
+        let coordinated = groups.get_mut(group).ok_or(ResponseError::UnknownMemberId)?;
+        let result = change(&mut coordinated.group, Instant::now());
+        if coordinated.group.is_unused() {
+            groups.remove(group);
+        }
+        result
+    }
+
+    /// Lets a member join; creates the group if there is none.
+    pub(crate) fn join(&self, group: &str, spec: JoinSpec) -> Reply<state::JoinResult> {
+        let now = Instant::now();
+        let mut groups = self.lock();
+        let is_full = groups.len() >= GROUPS_MAX && !groups.contains_key(group);
+        let coordinated = groups.entry(group.to_owned()).or_insert_with(|| CoordinatedGroup {
+            group: KafkaGroup::new(now),
+            confirmed_at: now,
+            offsets: Arc::default(),
+        });
+        let bytes: usize = spec.protocols.iter().map(|(_, metadata)| metadata.len()).sum();
+        let reply = match is_full || coordinated.group.bytes() + bytes > GROUP_BYTES_MAX {
+            true => Reply::Now(Err((ResponseError::GroupMaxSizeReached, spec.member_id))),
+            false => coordinated.group.join(spec, now),
+        };
+        if coordinated.group.is_unused() {
+            groups.remove(group);
+        }
+        reply
+    }
+
+    /// Returns the state of the offsets of a group with members.
+    pub(crate) fn offsets(&self, group: &str) -> Option<Arc<GroupOffsetsState>> {
+        self.lock().get(group).map(|coordinated| coordinated.offsets.clone())
+    }
+
+    /// Returns true if the group has members here.
+    pub(crate) fn has_members(&self, group: &str) -> bool {
+        self.lock().get(group).is_some_and(|coordinated| !coordinated.group.members.is_empty())
+    }
+
+    /// Returns the groups with members, and their states.
+    pub(crate) fn list(&self) -> Vec<(String, String, RebalanceState)> {
+        let groups = self.lock();
+        let entry = |(name, coordinated): (&String, &CoordinatedGroup)| {
+            let group = &coordinated.group;
+            (name.clone(), group.protocol_type.clone(), group.state)
+        };
+        groups.iter().filter(|(_, it)| !it.group.members.is_empty()).map(entry).collect()
+    }
+
+    /// Returns true if the cluster has to be asked again who coordinates the group.
+    pub(crate) fn needs_confirmation(&self, group: &str) -> bool {
+        let groups = self.lock();
+        groups.get(group).is_some_and(|it| it.confirmed_at.elapsed() >= CONFIRMED_AGE_MAX)
+    }
+
+    /// Notes that this gateway coordinates the group.
+    pub(crate) fn confirm(&self, group: &str) {
+        if let Some(coordinated) = self.lock().get_mut(group) {
+            coordinated.confirmed_at = Instant::now();
+        }
+    }
+
+    /// Gives up a group that another gateway coordinates. Waiting members ask again.
+    pub(crate) fn give_up(&self, group: &str) {
+        if self.lock().remove(group).is_some() {
+            tracing::info!(group, "another gateway coordinates the group");
+        }
+    }
+
+    /// Makes all members of a group join again and read their offsets again.
+    pub(crate) fn restart(&self, group: &str) {
+        if let Some(coordinated) = self.lock().get_mut(group) {
+            coordinated.group.restart(Instant::now());
+        }
+    }
+
+    /// Watches timeouts until it is dropped.
+    pub(crate) async fn watch(&self, _state: &GatewayState) {
+        loop {
+            sleep(TICK).await;
+            let now = Instant::now();
+            self.lock().retain(|_, coordinated| {
+                coordinated.group.tick(now);
+                !coordinated.group.is_unused()
+            });
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, CoordinatedGroup>> {
+        // No code under the lock can panic in the middle of a change.
+        self.groups.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
