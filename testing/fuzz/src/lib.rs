@@ -13,6 +13,7 @@ pub mod corpus;
 mod extremes;
 mod input;
 mod kafka;
+mod kafka_gateway;
 mod message;
 mod peer;
 mod texts;
@@ -55,6 +56,8 @@ pub const TARGETS: &[Target] = &[
     ("jwt", access::jwt),
     ("rules", access::rules),
     ("certificates", access::certificates),
+    ("kafka_frame", kafka_gateway::frame),
+    ("kafka_produce", kafka_gateway::produce),
 ];
 
 /// Runs a target.
