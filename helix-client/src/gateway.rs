@@ -2,7 +2,7 @@
 //!
 //! [`Connection`]: crate::Connection
 
-use helix_proto::log::v1::{GetOffsetsRequest, InitProducerRequest, ProducerIdentity};
+use helix_proto::log::v1::{InitProducerRequest, ProducerIdentity};
 use tonic::Code;
 
 use crate::client::{CallSpec, Client};
@@ -48,31 +48,5 @@ impl Client {
     /// Forgets the partitions of a topic, so that the next call looks them up again.
     pub fn forget_topic(&self, topic: &str) {
         self.shared.routing.forget_topic(topic);
-    }
-
-    /// Returns the address of a group's coordinator, which has just confirmed that it is. The group
-    /// need not exist.
-    ///
-    /// # Errors
-    /// `PERMISSION_DENIED` if the client may not read the group; the last failure if no coordinator
-    /// responds within the request timeout.
-    pub async fn group_coordinator(&self, group: &str) -> Result<String> {
-        let address = std::sync::Mutex::new(String::new());
-        let call = CallSpec::new("find group coordinator", Repeat::Read);
-        self.call_coordinator(group, call, |node| {
-            // The last attempt is the one that succeeds.
-            if let Ok(mut address) = address.lock() {
-                node.address().clone_into(&mut address);
-            }
-            let request = GetOffsetsRequest {
-                group: group.to_owned(),
-                page_size: 1,
-                allow_missing: true,
-                ..GetOffsetsRequest::default()
-            };
-            async move { node.group().get_offsets(request).await }
-        })
-        .await?;
-        Ok(address.into_inner().unwrap_or_default())
     }
 }

@@ -157,6 +157,15 @@ impl GatewayTable {
         next.map_or_else(|| self.own(), |known| &known.gateway)
     }
 
+    /// Returns the gateway that has the members of a group: one that its name selects, or the next
+    /// one that answers.
+    pub(crate) fn of_group(&self, group: &str) -> &GatewayOfNode {
+        let from = crc32c::crc32c(group.as_bytes()) as usize % self.gateways.len();
+        let (before, after) = self.gateways.split_at(from);
+        let next = after.iter().chain(before).find(|known| known.is_up());
+        next.map_or_else(|| self.own(), |known| &known.gateway)
+    }
+
     /// Checks the other gateways until it is dropped.
     pub(crate) async fn watch(&self) {
         if self.is_single() {
@@ -222,6 +231,19 @@ mod tests {
         assert_eq!(table.up().count(), 2);
         table.gateways[2].note(true);
         assert_eq!(table.beside(3).node_id, 3);
+    }
+
+    #[test]
+    fn groups_are_divided_and_move_only_from_a_silent_gateway() {
+        let table = table();
+        let of = |table: &GatewayTable, number: u32| table.of_group(&format!("g{number}")).node_id;
+        let before: Vec<_> = (0..30).map(|number| of(&table, number)).collect();
+        assert!([1, 2, 3].iter().all(|node| before.contains(node)), "{before:?}");
+        table.gateways[0].note(false);
+        table.gateways[0].note(false);
+        for (number, &node) in (0..).zip(&before) {
+            assert_eq!(of(&table, number), if node == 1 { 2 } else { node });
+        }
     }
 
     #[test]

@@ -1,8 +1,7 @@
-//! Consumer groups of Kafka's clients: members and generations, beside the group's coordinator.
+//! Consumer groups of Kafka's clients: members and generations.
 //!
-//! Offsets are those of Helix's groups. Members are soft state of the gateway beside the leader of
-//! the group's shard. A gateway that is no longer there gives the group up, and its members join at
-//! the next one.
+//! Offsets are those of Helix's groups. Members are soft state of the gateway that the group's name
+//! selects. Another one takes its place when it does not answer, and the members join there.
 
 mod state;
 
@@ -38,7 +37,7 @@ pub(crate) struct GroupRegistry {
 #[derive(Debug)]
 struct CoordinatedGroup {
     group: KafkaGroup,
-    /// Time when the cluster last named the node beside this gateway as the group's coordinator.
+    /// Time when this gateway was last found to coordinate the group.
     confirmed_at: Instant,
     offsets: Arc<GroupOffsetsState>,
 }

@@ -1,7 +1,5 @@
 //! FindCoordinator, and the check that this gateway coordinates a group.
 
-use std::time::Duration;
-
 use futures_util::future::join_all;
 use helix_client::proto::log::v1::{AccessOperation, ResourceKind};
 use kafka_protocol::error::ResponseError;
@@ -19,10 +17,7 @@ const GROUP: i8 = 0;
 /// First version with several groups.
 const SEVERAL_SINCE: i16 = 4;
 
-/// Age of the addresses of nodes.
-const VIEW_AGE_MAX: Duration = Duration::from_secs(5);
-
-/// Returns the gateway beside a group's coordinator.
+/// Returns the gateway that coordinates a group.
 ///
 /// # Errors
 /// The code of the failure.
@@ -34,22 +29,8 @@ pub(crate) async fn gateway_of_group<'a>(
     if group.is_empty() {
         return Err(ResponseError::InvalidGroupId);
     }
-    let code = |error| match code_of(&error, CallTarget::Group) {
-        // The name cannot be that of a group.
-        ResponseError::InvalidRequest => ResponseError::InvalidGroupId,
-        ResponseError::RequestTimedOut | ResponseError::NotLeaderOrFollower => {
-            ResponseError::CoordinatorNotAvailable
-        }
-        code => code,
-    };
-    let address = context.upstream.client().group_coordinator(group).await.map_err(code)?;
-    if brokers.is_single() {
-        return Ok(brokers.own());
-    }
-    let view = context.upstream.view(VIEW_AGE_MAX).await.map_err(code)?;
-    // A node that is reached over a socket of this machine has another address there.
-    let node_id = view.node_ids.get(&address);
-    Ok(node_id.map_or_else(|| brokers.own(), |node_id| brokers.beside(*node_id)))
+    check_group_right(context, group, AccessOperation::Describe).await?;
+    Ok(brokers.of_group(group))
 }
 
 /// Checks that this gateway coordinates a group, at most every two seconds.
@@ -66,7 +47,7 @@ pub(crate) async fn check_coordinator(
     }
     let gateway = match gateway_of_group(context, group).await {
         Ok(gateway) => gateway,
-        // While the group's shard has no leader, its members stay.
+        // While the cluster does not answer, members stay.
         Err(ResponseError::CoordinatorNotAvailable) if groups.has_members(group) => return Ok(()),
         Err(code) => return Err(code),
     };
@@ -90,7 +71,11 @@ pub(crate) async fn check_group_right(
     match context.upstream.may(ResourceKind::Group, group, operation).await {
         Ok(true) => Ok(()),
         Ok(false) => Err(ResponseError::GroupAuthorizationFailed),
-        Err(error) => Err(code_of(&error, CallTarget::Group)),
+        Err(error) => Err(match code_of(&error, CallTarget::Group) {
+            code @ ResponseError::GroupAuthorizationFailed => code,
+            // The client asks again.
+            _ => ResponseError::CoordinatorNotAvailable,
+        }),
     }
 }
 
