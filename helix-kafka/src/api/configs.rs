@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use helix_client::proto::log::v1::{CleanupPolicy, TopicConfig};
+use helix_client::proto::log::v1::{BatchFormat, CleanupPolicy, TopicConfig};
 use kafka_protocol::error::ResponseError;
 use kafka_protocol::messages::describe_configs_request::DescribeConfigsResource;
 use kafka_protocol::messages::describe_configs_response::{
@@ -62,17 +62,21 @@ struct MappedConfig {
     kind: i8,
 }
 
-const MAPPED: [MappedConfig; 5] = [
+const MAPPED: [MappedConfig; 6] = [
     MappedConfig { name: "cleanup.policy", field: "cleanup", kind: LIST_TYPE },
     MappedConfig {
         name: "delete.retention.ms",
         field: "tombstone_retention_time",
         kind: LONG_TYPE,
     },
+    MappedConfig { name: BATCH_FORMAT, field: "batch_format", kind: STRING_TYPE },
     MappedConfig { name: "max.message.bytes", field: "max_batch_bytes", kind: INT_TYPE },
     MappedConfig { name: "retention.bytes", field: "retention_bytes", kind: LONG_TYPE },
     MappedConfig { name: "retention.ms", field: "retention_time", kind: LONG_TYPE },
 ];
+
+/// Setting of Helix without a counterpart in Kafka.
+const BATCH_FORMAT: &str = "helix.batch.format";
 
 /// Settings with one value, which Helix always has.
 const FIXED: [(&str, &str); 3] = [
@@ -153,6 +157,16 @@ pub(crate) fn apply_config(
             };
             config.max_batch_bytes = value.map(number).transpose()?;
         }
+        "batch_format" => {
+            let format = match value {
+                None => BatchFormat::Unspecified,
+                Some("helix") => BatchFormat::Helix,
+                Some("kafka") => BatchFormat::Kafka,
+                Some("any") => BatchFormat::Any,
+                Some(value) => return Err(refused(name, value, "helix, kafka or any")),
+            };
+            config.batch_format = format.into();
+        }
         _ => {
             let mut words: Vec<_> = match value {
                 None => Vec::new(),
@@ -190,6 +204,12 @@ fn shown(config: &TopicConfig, field: &str) -> String {
         "retention_bytes" => unlimited(u128::from(config.retention_bytes())),
         "tombstone_retention_time" => millis(&config.tombstone_retention_time).to_string(),
         "max_batch_bytes" => config.max_batch_bytes().to_string(),
+        "batch_format" => match config.batch_format() {
+            BatchFormat::Kafka => "kafka",
+            BatchFormat::Any => "any",
+            BatchFormat::Helix | BatchFormat::Unspecified => "helix",
+        }
+        .to_owned(),
         _ => match config.cleanup() {
             CleanupPolicy::Compact => "compact",
             CleanupPolicy::CompactAndDelete => "compact,delete",
@@ -343,6 +363,7 @@ mod tests {
             ("delete.retention.ms", "0"),
             ("cleanup.policy", "compact"),
             ("cleanup.policy", "compact,delete"),
+            ("helix.batch.format", "any"),
         ] {
             let mut config = TopicConfig::default();
             let field = apply_config(&mut config, name, Some(value), 3).unwrap().unwrap();

@@ -357,6 +357,7 @@ fn node_request(
         source: source.into(),
         out_of_range: OutOfRangePolicy::Unspecified.into(),
         accept_encoded: true,
+        accept_kafka_batches: true,
         accept_compression: vec![Compression::Lz4.into(), Compression::Zstd.into()],
     }
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use helix_client::proto::log::v1::{ErrorReason, TopicConfig};
+use helix_client::proto::log::v1::{BatchFormat, ErrorReason, TopicConfig};
 use helix_client::{Error, NewTopic, Position};
 use kafka_protocol::error::ResponseError;
 use kafka_protocol::messages::create_partitions_request::CreatePartitionsTopic;
@@ -39,7 +39,7 @@ const VIEW_AGE_MAX: Duration = Duration::from_millis(50);
 
 /// Returns the settings of topics that the gateway creates.
 pub(crate) fn kafka_topic_config() -> TopicConfig {
-    TopicConfig::default()
+    TopicConfig { batch_format: BatchFormat::Kafka.into(), ..TopicConfig::default() }
 }
 
 /// Code and text of a failed change.
