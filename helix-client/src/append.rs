@@ -146,7 +146,7 @@ impl Client {
         batch: impl IntoBatch,
         options: &AppendOptions,
     ) -> Result<Ack> {
-        let format = self.shared.routing.batch_format(topic).await?;
+        let format = self.shared.routing.batch_format(topic).await;
         let batch = BatchCompressor::default().build(batch, format)?;
         self.append_as((topic.into(), partition), &batch, options, None, Instant::now()).await
     }

@@ -80,8 +80,8 @@ impl BatchCompressor {
     ) -> Result<EncodedBatch> {
         let batch = batch.into_batch();
         match (format, batch.version) {
-            (BatchFormat::Kafka, BATCH_VERSION) => self.as_kafka(&batch, B::IS_ENCODED),
-            (BatchFormat::Helix, KAFKA_BATCH_VERSION) => self.from_kafka(&batch),
+            (BatchFormat::Kafka, BATCH_VERSION) => self.to_kafka(&batch, B::IS_ENCODED),
+            (BatchFormat::Helix, KAFKA_BATCH_VERSION) => self.to_plain(&batch),
             // The size of a batch that was read; the service finds it itself.
             (_, KAFKA_BATCH_VERSION) => Ok(EncodedBatch { uncompressed_bytes: 0, ..batch }),
             _ if B::IS_ENCODED => Ok(batch),
@@ -89,7 +89,7 @@ impl BatchCompressor {
         }
     }
 
-    fn as_kafka(&self, batch: &EncodedBatch, is_encoded: bool) -> Result<EncodedBatch> {
+    fn to_kafka(&self, batch: &EncodedBatch, is_encoded: bool) -> Result<EncodedBatch> {
         let records = batch::decode(batch).map_err(|error| inconvertible(&error))?.records;
         // A batch that was built elsewhere keeps its codec.
         let codec = match self.compression {
@@ -104,7 +104,7 @@ impl BatchCompressor {
         built.map_err(|error| inconvertible(&error))
     }
 
-    fn from_kafka(&self, batch: &EncodedBatch) -> Result<EncodedBatch> {
+    fn to_plain(&self, batch: &EncodedBatch) -> Result<EncodedBatch> {
         let kafka = KafkaBatch::parse(&batch.payload).map_err(|error| inconvertible(&error))?;
         let payload = batch::uncompressed_payload(batch).map_err(|error| inconvertible(&error))?;
         let plain = batch::from_payload(batch.record_count, payload);

@@ -1,4 +1,4 @@
-//! What a gateway needs that serves another protocol and makes calls through [`Connection`] itself.
+//! Calls of a gateway, which serves another protocol, through [`Connection`] itself.
 //!
 //! [`Connection`]: crate::Connection
 

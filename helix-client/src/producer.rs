@@ -125,7 +125,7 @@ impl Producer {
         batch: impl IntoBatch,
         options: &AppendOptions,
     ) -> Result<Ack> {
-        let format = self.partitions.client.shared.routing.batch_format(topic).await?;
+        let format = self.partitions.client.shared.routing.batch_format(topic).await;
         let batch = self.partitions.compressor.build(batch, format)?;
         let options = self.partitions.fenced(options);
         self.partitions.get(topic, partition).append(&batch, &options, Instant::now()).await

@@ -105,7 +105,7 @@ impl Client {
         let driver = SessionDriver::new(self.clone(), partition, options, identities, pipeline);
         tokio::spawn(driver.run(opened));
         is_open.await.unwrap_or_else(|_| Err(stopped()))?;
-        session.format = self.shared.routing.batch_format(topic).await?;
+        session.format = self.shared.routing.batch_format(topic).await;
         Ok(session)
     }
 }

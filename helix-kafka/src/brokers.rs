@@ -2,7 +2,7 @@
 //!
 //! One gateway runs beside each node. The broker of a partition is the gateway beside the
 //! partition's leader, so that the gateway's own calls stay on one machine. Any gateway can serve
-//! any partition. So one that does not answer is left out, and the next one takes its place.
+//! any partition. So a gateway that does not answer is left out, and the next one takes its place.
 
 use std::fmt;
 use std::str::FromStr;
@@ -157,8 +157,8 @@ impl GatewayTable {
         next.map_or_else(|| self.own(), |known| &known.gateway)
     }
 
-    /// Returns the gateway that has the members of a group: one that its name selects, or the next
-    /// one that answers.
+    /// Returns the gateway that has the members of a group: its name selects it among those that
+    /// answer.
     pub(crate) fn of_group(&self, group: &str) -> &GatewayOfNode {
         let from = crc32c::crc32c(group.as_bytes()) as usize % self.gateways.len();
         let (before, after) = self.gateways.split_at(from);

@@ -86,7 +86,7 @@ impl ConnectionEnd {
 /// A response that is not ready yet, in the order of requests.
 type PendingResponse = Pin<Box<dyn Future<Output = PendingOutcome> + Send>>;
 
-/// What the writer does.
+/// Next step of the writer.
 enum PendingOutcome {
     Write(ResponseFrame, MemoryPermit),
     /// The client waits for no response.
@@ -143,7 +143,7 @@ where
     tokio::pin!(writing);
     tokio::select! {
         end = requests.run() => match end {
-            // What was accepted is answered.
+            // Accepted requests are answered.
             ConnectionEnd::Closed | ConnectionEnd::Idle => end,
             end => {
                 let _ = timeout(TRANSFER_TIMEOUT, writing).await;

@@ -1,4 +1,4 @@
-//! What a handler knows of its request.
+//! Context of a request for its handler.
 
 use std::net::SocketAddr;
 use std::sync::Arc;

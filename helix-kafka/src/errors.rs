@@ -65,7 +65,7 @@ pub(crate) fn code_of(error: &Error, target: CallTarget) -> ResponseError {
         Reason::InvalidArgument => ResponseError::InvalidRequest,
         Reason::Unimplemented => ResponseError::UnsupportedVersion,
         Reason::Throttled => match target {
-            // The code of quotas is not one that producers retry.
+            // Producers do not retry the code of quotas.
             CallTarget::Topic => ResponseError::NotEnoughReplicas,
             CallTarget::Group => ResponseError::CoordinatorLoadInProgress,
             CallTarget::Cluster => ResponseError::ThrottlingQuotaExceeded,

@@ -1,7 +1,7 @@
 //! Appends in order: one lane for each partition and producer of a connection.
 //!
-//! A lane sends the batches of consecutive requests over one append stream, without waiting for the
-//! acks in between. The first failure ends the stream. Later batches of it were not stored then, and
+//! A lane sends the batches of consecutive requests over one append stream, without waiting for
+//! acks in between. The first failure ends the stream. Its later batches were not stored then, and
 //! the client sends them again. The lane itself repeats nothing that may have been stored: only an
 //! idempotent producer can do that without making a second copy.
 
@@ -133,7 +133,7 @@ mod tests {
     fn sequences_wrap_as_kafka_counts_them() {
         const PERIOD: u64 = 1 << 31;
         for expected in [0, 1, 1000, PERIOD - 1, PERIOD, PERIOD + 5, 7 * PERIOD - 1, 7 * PERIOD] {
-            // The next batch, a retry of an earlier one, and one that leaves a gap.
+            // The next batch, a retry of an earlier batch, and a batch that leaves a gap.
             for sequence in [expected, expected.saturating_sub(300), expected + 300] {
                 let kafka = u32::try_from(sequence % PERIOD).unwrap();
                 assert_eq!(widen_sequence(kafka, expected), sequence, "{sequence} at {expected}");

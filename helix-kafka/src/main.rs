@@ -96,7 +96,7 @@ impl Arguments {
             && !self.insecure
         {
             bail!(
-                "--sasl without TLS would show tokens on the network; set --tls-cert and --tls-key, \
+                "--sasl without TLS shows tokens on the network; set --tls-cert and --tls-key, \
                  listen on 127.0.0.1, or add --insecure"
             );
         }

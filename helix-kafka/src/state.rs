@@ -83,7 +83,7 @@ pub struct GatewayState {
     pub counters: GatewayCounters,
 }
 
-/// What the gateway has done since its start.
+/// Counts of the gateway since its start.
 #[derive(Debug, Default)]
 pub struct GatewayCounters {
     /// Connections accepted.

@@ -277,8 +277,8 @@ mod tests {
     #[test]
     fn decode_reports_the_reason_of_a_rejection() {
         let batch = encode(&records(&[b"one"]));
-        let version = EncodedBatch { version: 2, ..batch.clone() };
-        assert!(matches!(decode(&version), Err(DecodeError::Version(2))));
+        let version = EncodedBatch { version: 3, ..batch.clone() };
+        assert!(matches!(decode(&version), Err(DecodeError::Version(3))));
         let unknown = EncodedBatch { compression: 9, ..batch.clone() };
         assert!(matches!(decode(&unknown), Err(DecodeError::Compression(9))));
         let recounted = from_payload(2, batch.payload);

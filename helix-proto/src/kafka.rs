@@ -313,7 +313,7 @@ pub enum KafkaBatchError {
     #[error("the Kafka batch has the unknown codec {0}")]
     UnknownCodec(u8),
     /// This program does not decode the codec.
-    #[error("the Kafka batch is compressed with {}, which is not decoded here; use lz4 or zstd", .0.name())]
+    #[error("the Kafka batch has codec {}, which is not decoded here; use lz4 or zstd", .0.name())]
     CodecDisabled(KafkaCodec),
     /// The records cannot be decompressed.
     #[error("the records of the Kafka batch are not valid {}", .0.name())]
@@ -331,7 +331,7 @@ pub enum KafkaBatchError {
         record: u32,
         /// Position in the decompressed records.
         byte: usize,
-        /// What is wrong.
+        /// Fault of that byte.
         what: &'static str,
     },
     /// The records end before the last one.

@@ -4,7 +4,8 @@
 //! ([`batch`]), its codecs ([`compression`]), how an error is encoded in a gRPC status
 //! ([`mod@error`]), how the address of a node is written ([`address`]), the valid times ([`time`]),
 //! the compaction of a batch by key ([`compaction`]), Kafka's batches ([`kafka`]), and how text of
-//! other users is shown ([`shown`]). Performs no I/O; `helix-transport` moves these types over gRPC without copies.
+//! other users is shown ([`shown`]). Performs no I/O; `helix-transport` moves these types over gRPC
+//! without copies.
 
 pub mod address;
 pub mod batch;

@@ -5,10 +5,10 @@
 use std::time::{Duration, SystemTime};
 
 use helix_proto::log::v1::{
-    AllowedCompression, BatchFormat, CleanupPolicy, CommitStatus, DeliveryStatus, DescribeGroupResponse,
-    GetHealthResponse, GroupPartition, GroupState, GroupSummary, HealthReason, MemberDescription,
-    Metadata, OffsetAndLag, OffsetChange, OffsetChangeKind, PartitionInfo, ShardRoute,
-    SoughtOffset, Topic, TopicConfig, TopicPartition, WhoAmIResponse,
+    AllowedCompression, BatchFormat, CleanupPolicy, CommitStatus, DeliveryStatus,
+    DescribeGroupResponse, GetHealthResponse, GroupPartition, GroupState, GroupSummary,
+    HealthReason, MemberDescription, Metadata, OffsetAndLag, OffsetChange, OffsetChangeKind,
+    PartitionInfo, ShardRoute, SoughtOffset, Topic, TopicConfig, TopicPartition, WhoAmIResponse,
 };
 use helix_proto::time;
 use pyo3::prelude::*;

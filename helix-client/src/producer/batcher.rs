@@ -297,7 +297,7 @@ impl PartitionTask {
 
     async fn build(&self, records: &[Record]) -> Result<EncodedBatch> {
         let topic = self.partition_producer.topic();
-        let format = self.partitions.client.shared.routing.batch_format(topic).await?;
+        let format = self.partitions.client.shared.routing.batch_format(topic).await;
         self.partitions.compressor.build(records, format)
     }
 

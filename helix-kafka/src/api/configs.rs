@@ -192,7 +192,7 @@ pub(crate) fn apply_config(
 /// Returns the value of a mapped setting.
 fn shown(config: &TopicConfig, field: &str) -> String {
     let millis = |time: &Option<prost_types::Duration>| {
-        let time = time.as_ref().and_then(|time| Duration::try_from(*time).ok());
+        let time = time.as_ref().and_then(|time| helix_proto::time::duration(*time).ok());
         time.unwrap_or_default().as_millis()
     };
     let unlimited = |number: u128| match number {

@@ -148,7 +148,7 @@ async fn commit(
                 let is_changed =
                     error.is(ErrorReason::StaleCommit) || error.is(ErrorReason::GroupNotEmpty);
                 if is_changed {
-                    tracing::warn!(group, %error, "offsets were changed elsewhere; members join again");
+                    tracing::warn!(group, %error, "offsets changed elsewhere, members join again");
                     groups.restart(group);
                 }
                 return Err(commit_code(&error));

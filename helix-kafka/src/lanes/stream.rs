@@ -229,7 +229,9 @@ impl LaneTask {
             let deadline = progress_at + if is_idle { IDLE_MAX } else { SILENCE_MAX };
             tokio::select! {
                 message = stream.responses.message() => match message {
-                    Ok(Some(AppendStreamResponse { message: Some(StreamResponse::Acks(acks)) })) => {
+                    Ok(Some(AppendStreamResponse {
+                        message: Some(StreamResponse::Acks(acks)),
+                    })) => {
                         in_flight.on_acks(&acks);
                         progress_at = Instant::now();
                     }

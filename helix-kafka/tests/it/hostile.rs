@@ -1,4 +1,4 @@
-//! What clients send wrong: an answer of Kafka's, or a closed connection, and the gateway goes on.
+//! Hostile requests get an error of Kafka's or a closed connection, and the gateway serves others.
 //! No cluster is needed: the nodes' address is closed.
 
 use std::net::SocketAddr;

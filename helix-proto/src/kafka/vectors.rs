@@ -17,4 +17,4 @@ pub(super) const LZ4_LINKED: &str = concat!(
 
 /// Python's zstandard: a stream without the content's size, with a checksum.
 pub(super) const ZSTD_STREAM: &str =
-    concat!("28b52ffd0458c5000080303132333435363738396162636465660100ba22269f4b65c5e867",);
+    "28b52ffd0458c5000080303132333435363738396162636465660100ba22269f4b65c5e867";

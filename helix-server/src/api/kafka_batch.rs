@@ -1,5 +1,5 @@
 //! Checks Kafka batches, version 2, before they go to a shard.
-//! They are stored as they came, but opened once, so that no reader meets one that it cannot read.
+//! They are stored as they came, but opened once, so that readers can read all of them.
 
 use helix_proto::batch;
 use helix_proto::compression::{BatchCodec, Decompressor, UNCOMPRESSED_BYTES_MAX};
@@ -204,7 +204,7 @@ mod tests {
         let mut bytes = good.payload.to_vec();
         *bytes.last_mut().unwrap() ^= 1;
         assert!(text(rebuilt(2, bytes.into())).contains("CRC-32C"));
-        let miscounted = admit_with(rebuilt(3, good.payload.clone()), &SETTINGS).unwrap_err();
+        let miscounted = admit_with(rebuilt(3, good.payload), &SETTINGS).unwrap_err();
         let is_mismatch =
             matches!(miscounted, Error::RecordCountMismatch { stated: 3, counted: 2 });
         assert!(is_mismatch, "{miscounted}");

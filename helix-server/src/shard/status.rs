@@ -1,4 +1,4 @@
-//! What a shard reports of its replica and its log.
+//! Status of a shard's replica and its log.
 
 use std::time::Duration;
 

@@ -360,8 +360,8 @@ async fn write_table(directory: &Path) {
     node.close().await;
 }
 
-/// Fills a directory: a producer of a principal, one of nobody whose batch has a checksum, a member
-/// with numbered commits, a group that was sought, and one that was deleted.
+/// Fills a directory: a producer of a principal, an anonymous producer whose batch has a checksum,
+/// a member with numbered commits, a group that was sought, and a deleted group.
 async fn write_owners(directory: &Path) {
     let server = TestServer::start(ServerConfig::in_dir(directory), None).await;
     let node = server.running.node();
@@ -400,7 +400,8 @@ async fn write_owners(directory: &Path) {
         ..SeekGroupRequest::default()
     };
     groups(&server).seek_group(seek).await.unwrap();
-    let delete = DeleteGroupRequest { group: "deleted".to_owned() };
+    let delete =
+        DeleteGroupRequest { group: "deleted".to_owned(), ..DeleteGroupRequest::default() };
     groups(&server).delete_group(delete).await.unwrap();
     for shard in node.shards() {
         shard.replica().checkpoint().await;

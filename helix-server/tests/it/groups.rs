@@ -423,7 +423,7 @@ async fn seeks_need_an_empty_group_and_can_be_taken_back() {
             (R::GroupNotEmpty, vec!["a".to_owned()])
         );
     }
-    let delete = DeleteGroupRequest { group: GROUP.to_owned() };
+    let delete = DeleteGroupRequest { group: GROUP.to_owned(), ..DeleteGroupRequest::default() };
     let refused = groups(&server).delete_group(delete.clone()).await.unwrap_err();
     assert_eq!(reason(&refused), R::GroupNotEmpty);
     leave(&server, "a").await;

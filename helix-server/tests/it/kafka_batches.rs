@@ -47,7 +47,7 @@ async fn create(server: &TestServer, format: BatchFormat) -> Client {
     client
 }
 
-async fn append(server: &TestServer, batch: EncodedBatch) -> Result<Status> {
+async fn append(server: &TestServer, batch: EncodedBatch) -> Result<AppendAck, Status> {
     let batch = as_batch(batch);
     let request = AppendRequest { topic: TOPIC.to_owned(), batch, ..AppendRequest::default() };
     Ok(server.produce().append(request).await?.into_inner().ack.unwrap())

@@ -212,7 +212,7 @@ mod tests {
             assert!(group.violations().is_empty(), "{kind:?}");
             group.read(at(40));
             assert_eq!(group.violations().len(), 1, "{kind:?}: its effect");
-            let (mut group, _) = held(kind, value);
+            let (mut group, late) = held(kind, value);
             group.read(after);
             group.acked(&late);
             assert_eq!(group.violations().len(), 1, "{kind:?}: its acknowledgement");

@@ -30,8 +30,8 @@ pub(crate) fn kafka(input: &[u8]) {
         let at = usize::from(at).checked_rem(bytes.len()).unwrap_or(0);
         bytes.get_mut(at).into_iter().for_each(|byte| *byte ^= flip);
     }
-    drop(KafkaBatch::parse(&bytes));
-    drop(KafkaBatch::first_of(&bytes));
+    let _ = KafkaBatch::parse(&bytes);
+    let _ = KafkaBatch::first_of(&bytes);
     seal(&mut bytes);
     let Ok(header) = KafkaBatch::parse(&bytes) else { return };
     let bytes_max = 1 << 20;

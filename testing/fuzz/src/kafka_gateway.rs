@@ -16,7 +16,7 @@ pub(crate) fn frame(input: &[u8]) {
     let header = &request.header;
     assert!(header.api.serves(header.version));
     let mut body = request.body.clone();
-    // A value may still be one that the field cannot have.
+    // A value may still be out of the field's range.
     let decoded = RequestKind::decode(header.api.key, &mut body, header.version);
     if decoded.is_ok() {
         assert!(body.is_empty(), "{} bytes are left of {:?}", body.len(), header.api.key);

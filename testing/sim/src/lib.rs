@@ -14,7 +14,7 @@
 //!   wait.
 //! - `group_member` reads in a consumer group, `group_topics` changes topics under it,
 //!   `group_watch` checks the group on all nodes, `group_context` is shared by them.
-//! - `group_offsets` commits, seeks and deletes in a group without members, also with late requests.
+//! - `group_offsets` commits, seeks and deletes in a group without members, also late.
 //! - `tables` writes and reads a topic that is compacted by key, and checks what readers see;
 //!   `table_watch` checks its compaction on all nodes.
 //! - `invariants` checks all nodes after every tick; `observation` is its state per replica.

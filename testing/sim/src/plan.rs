@@ -108,7 +108,7 @@ pub enum Theme {
 
 impl Theme {
     /// Themes that a third of the seeds draw from. The others have draws of their own, but
-    /// [`Self::Groups`], [`Self::Tables`] and [`Self::Access`], which are only chosen by hand: other
+    /// [`Self::Groups`], [`Self::Tables`] and [`Self::Access`], only chosen by hand: other
     /// seeds also have groups, tables and principals.
     const DRAWN: [Self; 6] =
         [Self::Disks, Self::Space, Self::Votes, Self::Damage, Self::Branches, Self::Answers];

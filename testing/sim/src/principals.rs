@@ -2,7 +2,7 @@
 //! tokens: two principals with tokens, and callers without credentials, who are one principal.
 //!
 //! Each producer appends under its own identity and knows its sequence. Now and then another
-//! principal sends a batch under that identity: the next sequence, one that was used, or a gap.
+//! principal sends a batch under that identity: the next sequence, a used sequence, or a gap.
 //! Such a batch must be refused, must reveal no sequence, and is in the history as a batch that
 //! failed for certain, whatever its response. So the final reads show whether one was appended,
 //! and whether a record of the owner was taken for a duplicate.
@@ -43,7 +43,7 @@ const FOREIGN: f64 = 0.3;
 /// Probability that a principal takes a new identity. The others live through many faults.
 const RENEWED: f64 = 0.01;
 
-/// Gap between the next sequence and one that was never used.
+/// Gap between the next sequence and a sequence that was never used.
 const GAP: u64 = 1_000;
 
 /// Principals with tokens.
@@ -294,7 +294,7 @@ impl Principals {
                     || error.is(ErrorReason::OutOfOrderSequence)
                     || error.is(ErrorReason::SequenceReused) =>
             {
-                format!("{name} was told of the sequence of {owner}: {error}")
+                format!("{name} received the sequence of {owner}: {error}")
             }
             Some(Err(error)) => {
                 if error.is(ErrorReason::ProducerNotOwned) {

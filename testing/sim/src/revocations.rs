@@ -94,7 +94,7 @@ struct RevokedWaits {
     reader: u32,
 }
 
-/// What a node knows of a removal.
+/// Knowledge of a node about a removal.
 struct NodeKnowledge<'a> {
     machine: &'a SimulatedMachine,
     start_count: u64,

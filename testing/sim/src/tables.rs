@@ -16,8 +16,8 @@ use helix_proto::log::v1::consume_service_client::ConsumeServiceClient;
 use helix_proto::log::v1::start_position::Position;
 use helix_proto::log::v1::topic_service_client::TopicServiceClient;
 use helix_proto::log::v1::{
-    BatchFormat, CleanupPolicy, EncodedBatch, FetchRequest, GetTopicRequest, Header, PartitionRecords, PartitionStart,
-    ReadSource, Record, StartPosition, TopicConfig,
+    BatchFormat, CleanupPolicy, EncodedBatch, FetchRequest, GetTopicRequest, Header,
+    PartitionRecords, PartitionStart, ReadSource, Record, StartPosition, TopicConfig,
 };
 use rand::RngExt;
 use rand::rngs::StdRng;

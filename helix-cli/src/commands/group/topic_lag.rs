@@ -95,7 +95,7 @@ mod tests {
         let at = TopicPartition { partition: 0, ..TopicPartition::default() };
         let committed = Some(CommittedOffset { partition: Some(at), ..CommittedOffset::default() });
         let offset = OffsetAndLag { committed, lag: Some(3), ..OffsetAndLag::default() };
-        assert_eq!(lag_in(&topic, &[offset.clone()]), Some(3 + 10));
+        assert_eq!(lag_in(&topic, std::slice::from_ref(&offset)), Some(3 + 10));
         assert_eq!(lag_in(&topic, &[OffsetAndLag { lag: None, ..offset.clone() }]), None);
         topic.partitions[1].watermarks = None;
         assert_eq!(lag_in(&topic, &[offset]), None);

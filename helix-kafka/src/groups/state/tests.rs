@@ -1,3 +1,5 @@
+//! Tests of the members of a group.
+
 use super::*;
 
 const SESSION: Duration = Duration::from_secs(10);

@@ -1,7 +1,7 @@
 //! `fair-shares`: measures a client of one principal beside another principal that floods the node,
 //! and beside many principals that do not.
 //!
-//! All processes share one host. The many principals show what a busy host costs by itself: their
+//! All processes share one host. The many principals show the cost of a busy host alone: their
 //! calls are of the same kind, and each keeps few of them open.
 
 use std::path::PathBuf;

@@ -96,7 +96,7 @@ pub enum ChaosCommand {
     Elections(ElectionsArgs),
     /// Overload a node and check its memory and latency
     Flood(FloodArgs),
-    /// Measure a principal beside one that floods the node
+    /// Measure a principal beside a flooding principal
     FairShares(FairSharesArgs),
     /// Drain and restart one node after another under load
     Rolling(RollingArgs),
