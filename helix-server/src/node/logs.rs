@@ -70,6 +70,8 @@ pub(super) struct OpenLog {
     pub(super) reads: DiskReads,
     /// The quarantined log that this one replaces, until it has all entries of that one.
     pub(super) repair_of: Option<QuarantinedLog>,
+    /// Where the last group was that recovery truncated; it may have been acknowledged.
+    pub(super) truncated: Option<String>,
 }
 
 impl NodeLogs<'_> {
@@ -134,7 +136,14 @@ impl NodeLogs<'_> {
         let options = self.options(shard_id, Bytes::new());
         let Some(storage) = self.storage(shard_id)? else {
             let wal = Wal::open_memory(options);
-            return Ok(OpenLog { wal, identity, checkpoint: None, reads, repair_of: None });
+            return Ok(OpenLog {
+                wal,
+                identity,
+                checkpoint: None,
+                reads,
+                repair_of: None,
+                truncated: None,
+            });
         };
         let new = identity.encode();
         let open = move || {
@@ -198,7 +207,10 @@ impl NodeLogs<'_> {
             kept.inspect_err(|_| wal.close())?;
         }
         let checkpoint = recovered.checkpoint;
-        Ok(OpenLog { wal, identity: found, checkpoint, reads, repair_of })
+        let truncated = recovered.torn_tail.map(|(file, bytes)| {
+            format!("bytes {}..{} of {file} in shard-{shard_id}", bytes.start, bytes.end)
+        });
+        Ok(OpenLog { wal, identity: found, checkpoint, reads, repair_of, truncated })
     }
 
     /// Like [`Self::open`], but replaces a damaged log with a new one unless this is a single node.

@@ -71,7 +71,7 @@ pub(super) async fn open_shard0_replica(
     hub: &Arc<Hub>,
     machine: &Arc<ClusterMachine>,
 ) -> Result<Replica, OpenFailure> {
-    let OpenLog { wal, identity, checkpoint, reads, repair_of } = log;
+    let OpenLog { wal, identity, checkpoint, reads, repair_of, truncated: _ } = log;
     let replica_id = replica_id(identity.node_id, identity.generation);
     let (in_repair, vote_lost) = repair_state(repair_of.as_ref());
     let settings = ReplicaSettings {
@@ -247,6 +247,7 @@ pub(super) async fn open_shard(
         checkpoint: log.checkpoint,
         reads: log.reads,
         repair_of: log.repair_of,
+        truncated: log.truncated,
         durable: !matches!(logs.settings.storage, NodeStorage::Memory),
         bytes_in_flight: memory::bytes_in_flight(logs.settings.tail_bytes),
         pace: logs.settings.pace,

@@ -74,6 +74,8 @@ pub struct ShardSettings {
     pub reads: DiskReads,
     /// Quarantined log that this one replaces, and from which it may lack acknowledged entries.
     pub repair_of: Option<QuarantinedLog>,
+    /// Where the last group was that recovery truncated; it may have been acknowledged.
+    pub truncated: Option<String>,
     /// True if the log is on a disk, so that acknowledged batches are synced.
     pub durable: bool,
     /// Limit of the bytes of batches in flight.
@@ -105,6 +107,7 @@ pub struct Shard {
     reads: DiskReads,
     flow: Arc<FlowControl>,
     sequences: SequenceTracker,
+    truncated: Option<String>,
     durable: bool,
     clock: Arc<dyn Clock>,
     draining: CancellationToken,
@@ -182,6 +185,7 @@ impl Shard {
             reads: settings.reads,
             flow: FlowControl::new(settings.bytes_in_flight, settings.pace),
             sequences: SequenceTracker::default(),
+            truncated: settings.truncated,
             durable: settings.durable,
             clock: settings.clock,
             closed: settings.draining.child_token(),

@@ -1,6 +1,7 @@
 //! The read path of a shard: committed batches, as they were stored.
 //! Nothing at or above the high watermark is ever returned.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::sync::Arc;
 
@@ -190,7 +191,8 @@ impl Shard {
     /// # Errors
     /// [`Error::OffsetOutOfRange`] below the log start and, from the leader, above the high
     /// watermark,
-    /// [`Error::CorruptLog`] where stored bytes do not verify.
+    /// [`Error::CorruptLog`] where stored bytes do not verify, and above the high watermark of an
+    /// only replica that truncated its last group.
     pub async fn read(
         &self,
         partition: PartitionId,
@@ -209,8 +211,11 @@ impl Shard {
         }
         // Only the leader knows the end: another replica may have more than this one.
         let is_beyond = offset > watermarks.high_watermark && from == ReadFrom::Leader;
-        if offset < watermarks.log_start || is_beyond {
+        if offset < watermarks.log_start {
             return Err(Error::OffsetOutOfRange { requested: offset, watermarks });
+        }
+        if is_beyond {
+            return Err(self.beyond_end(partition, offset, watermarks));
         }
         let below = until_offset
             .map_or(watermarks.high_watermark, |until| until.min(watermarks.high_watermark));
@@ -272,6 +277,26 @@ impl Shard {
             Ok(cleanup.upto)
         } else {
             Err(self.not_clean())
+        }
+    }
+
+    /// Returns why the leader has no offset above the high watermark.
+    ///
+    /// A single replica that truncated its last group may have lost it. Clients would take
+    /// OFFSET_OUT_OF_RANGE as the word that there never was such a record.
+    fn beyond_end(&self, partition: PartitionId, offset: u64, watermarks: Watermarks) -> Error {
+        let is_single = self.replica.membership().is(&BTreeSet::from([self.replica_id]));
+        match &self.truncated {
+            Some(place) if is_single => Error::CorruptLog {
+                what: format!(
+                    "offset {offset} of partition {partition} is above the end {end}, and the only \
+                     replica of shard {shard} lost its last group ({place}) before it started: it \
+                     may have been acknowledged; read from {end}, or restore a backup",
+                    end = watermarks.high_watermark,
+                    shard = self.id(),
+                ),
+            },
+            _ => Error::OffsetOutOfRange { requested: offset, watermarks },
         }
     }
 

@@ -36,6 +36,7 @@ mod groups;
 mod kafka_batches;
 mod kill;
 mod limits;
+mod lost_tail;
 mod peer;
 mod peer_nodes;
 mod peer_records;
