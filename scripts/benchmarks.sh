@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs the reference benchmarks against new nodes on this machine, and writes their tables and plots
-# into docs/benchmarks.md and docs/benchmarks/.
+# into docs/benchmarks/reference.md and docs/benchmarks/.
 #   scripts/benchmarks.sh             about an hour after the build
 #   scripts/benchmarks.sh --quick     less than ten minutes: two seconds a row, and fewer rows
 #   scripts/benchmarks.sh --dry       short runs of debug builds, nothing is written to docs/
@@ -482,7 +482,7 @@ measure_containers() {
 
 # --- Pages ---
 
-# Sections of docs/benchmarks.md, each from its own line to the next line "benchmarks: end".
+# Sections of the page, each from its own line to the next line "benchmarks: end".
 sections=(machine pubsub sequencer connections tls access group compaction write write-sizes read
     e2e compose perf omb)
 
@@ -492,9 +492,9 @@ check_sections() {
     expected=$(for section in "${sections[@]}"; do
         printf '<!-- benchmarks: %s -->\n<!-- benchmarks: end -->\n' "$section"
     done)
-    found=$(grep '^<!-- benchmarks: ' docs/benchmarks.md || true)
+    found=$(grep '^<!-- benchmarks: ' docs/benchmarks/reference.md || true)
     [ "$found" = "$expected" ] || {
-        echo "benchmarks: docs/benchmarks.md must have these lines, in this order:" >&2
+        echo "benchmarks: docs/benchmarks/reference.md must have these lines, in this order:" >&2
         echo "$expected" >&2
         exit 1
     }
@@ -508,8 +508,8 @@ section() {
         $0 == begin { print; print ENVIRON["TEXT"]; skipping = 1 }
         $0 == "<!-- benchmarks: end -->" { skipping = 0 }
         !skipping { print }
-    ' "$docs/benchmarks.md" > "$docs/benchmarks.md.new"
-    mv "$docs/benchmarks.md.new" "$docs/benchmarks.md"
+    ' "$docs/benchmarks/reference.md" > "$docs/benchmarks/reference.md.new"
+    mv "$docs/benchmarks/reference.md.new" "$docs/benchmarks/reference.md"
 }
 
 # publish plots|tables SECTION PATTERN...: writes a section with the results whose names match.
@@ -551,7 +551,7 @@ add_plots() {
     }
     for plot in $(sed -n 's/^wrote \(.*\.svg\)$/\1/p' "$results/plots.txt"); do
         plot=${plot##*/}
-        echo "![${plot%.svg}](benchmarks/$plot)" >> "$results/section.md"
+        echo "![${plot%.svg}]($plot)" >> "$results/section.md"
     done
 }
 
@@ -560,7 +560,8 @@ publish_text() {
     local page=$results/section.md
     grep "^$2"$'\t' "$results/missed.txt" | sed 's/^\(.*\)\t\(.*\)$/- `\1` \2.\n/' > "$page" || true
     if [ -s "$results/$2.json" ]; then
-        { echo '```'; cat "$results/$2.json.txt"; echo '```'; echo; } >> "$page"
+        # Without the lines of the intervals, which the plots show.
+        { echo '```'; grep -v 'max latency\.$' "$results/$2.json.txt"; echo '```'; echo; } >> "$page"
         add_plots "$1" "$results/$2.json"
     fi
     [ -s "$page" ] || echo "Not measured." >> "$page"
@@ -600,7 +601,7 @@ publish_all() {
         "${limits[@]}" --quiet -o "$results/report.html"; then
         miss "the page $results/report.html" "was not written"
     fi
-    say "wrote $docs/benchmarks.md, $docs/benchmarks/ and $results/report.html"
+    say "wrote $docs/benchmarks/reference.md, $docs/benchmarks/ and $results/report.html"
 }
 
 # Ends the script.
@@ -638,7 +639,8 @@ mkdir -p "$results"
 : > "$results/missed.txt"
 if [ "$docs" != docs ]; then
     mkdir -p "$docs"
-    cp docs/benchmarks.md "$docs/"
+    mkdir -p "$docs/benchmarks"
+    cp docs/benchmarks/reference.md "$docs/benchmarks/"
 fi
 work=$(realpath "$(mktemp -d "$target/benchmarks-nodes.XXXXXX")")
 # Short, because the path of a socket is.
