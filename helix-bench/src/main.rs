@@ -79,7 +79,7 @@ use stored::{PlotArgs, ReportArgs, TablesArgs};
 use wal::WalArgs;
 
 #[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+static ALLOCATOR: helix_allocator::Allocator = helix_allocator::Allocator;
 
 /// Benchmarks Helix: throughput, latency and end-to-end delivery.
 #[derive(Debug, Parser)]
@@ -156,9 +156,8 @@ enum BenchCommand {
 fn main() -> ExitCode {
     completion::complete_if_asked::<BenchCli>();
     let cli = BenchCli::parse();
-    // As in a node, so that no measured call waits while 2 MiB are zero-filled. Ignored where the
-    // kernel has no such setting.
-    let _ = rustix::thread::disable_transparent_huge_pages(true);
+    // As in a node, so that no measured call waits for memory.
+    helix_allocator::prepare();
     if cli.quiet {
         progress::silence();
     }

@@ -59,7 +59,7 @@ use style::Style;
 use wait_notes::WaitNotes;
 
 #[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+static ALLOCATOR: helix_allocator::Allocator = helix_allocator::Allocator;
 
 fn main() -> ExitCode {
     completion::complete_if_asked();
@@ -72,6 +72,7 @@ fn main() -> ExitCode {
         Err(error) => return report_usage(&error),
     };
     if let CliCommand::Server(args) = command {
+        helix_allocator::prepare();
         return server::run(args);
     }
     let mut needed_nodes = None;

@@ -15,7 +15,7 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
 #[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+static ALLOCATOR: helix_allocator::Allocator = helix_allocator::Allocator;
 
 /// Serve Kafka's protocol from a Helix cluster
 ///

@@ -21,7 +21,6 @@ use crate::config::{
     log_filter,
 };
 use crate::file_limit;
-use crate::process;
 use crate::raft;
 use crate::server::{RunningServer, Server, StartError};
 use crate::signals::{StopBounds, StopOverdue, StopSignals};
@@ -67,7 +66,6 @@ pub fn main_until(config: ServerConfig, stop: BoxFuture<'_, ()>) -> ExitCode {
     let format = config.log_format;
     start_log(&config);
     file_limit::raise();
-    process::use_small_pages();
     let outcome = run_on_runtime(config, stop);
     if let Err(error) = &outcome {
         report_error(format, error);

@@ -9,7 +9,7 @@ use helix_server::config::Flags;
 use helix_server::daemon;
 
 #[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+static ALLOCATOR: helix_allocator::Allocator = helix_allocator::Allocator;
 
 /// Helix: a replicated, append-only log service with a gRPC API
 #[derive(Debug, Parser)]
@@ -20,6 +20,7 @@ struct Cli {
 }
 
 fn main() -> ExitCode {
+    helix_allocator::prepare();
     match daemon::configure(&Cli::parse().flags) {
         Ok(config) => daemon::main(config),
         Err(code) => code,

@@ -46,13 +46,6 @@ pub(crate) fn rss_bytes() -> u64 {
     resident_pages().unwrap_or(0) * rustix::param::page_size() as u64
 }
 
-/// Lets the process use pages of 4 KiB only, so that it never waits while 2 MiB are zero-filled.
-///
-/// Ignored where the kernel has no such setting: it only makes allocations slower.
-pub(crate) fn use_small_pages() {
-    let _ = rustix::thread::disable_transparent_huge_pages(true);
-}
-
 /// Returns whether the process was started with SIGHUP ignored, as by `nohup`.
 pub(crate) fn ignores_hangup() -> bool {
     let Some(status) = read_file::<{ 8 << 10 }>("/proc/self/status") else { return false };

@@ -173,8 +173,12 @@ fn times_of_the_wire_are_converted_without_panics() {
 }
 
 #[test]
-fn unsafe_code_is_in_two_places() {
-    let allowed = ["helix-wal/src/format/nontemporal.rs", "testing/sim/hermetic/"];
+fn unsafe_code_is_in_three_places() {
+    let allowed = [
+        "helix-wal/src/format/nontemporal.rs",
+        "helix-allocator/src/lib.rs",
+        "testing/sim/hermetic/",
+    ];
     // Written in two parts so that this file has no such word.
     let word = concat!("un", "safe");
     let violations = sources()
@@ -187,18 +191,21 @@ fn unsafe_code_is_in_two_places() {
     expect_none(&format!("{word} code is only in {allowed:?}"), violations);
 }
 
-/// helix-wal cannot inherit the lints, because it has to deny some that the workspace forbids.
+/// They cannot inherit the lints, because they have to deny some that the workspace forbids.
 #[test]
-fn the_wal_has_the_lints_of_the_workspace() {
+fn crates_with_their_own_lints_have_those_of_the_workspace() {
     let read = |path| fs::read_to_string(repository().join(path)).unwrap();
-    let (workspace, wal) = (read("Cargo.toml"), read("helix-wal/Cargo.toml"));
+    let workspace = read("Cargo.toml");
     let (_, lints) = workspace.split_once("[workspace.lints.rust]").unwrap();
     let (lints, _) = lints.split_once("[profile").unwrap();
     let lints: Vec<_> = lints.lines().filter(|line| line.contains(" = ")).collect();
     assert!(lints.len() > 5, "the workspace's lints were not found");
-    let missing = lints.iter().map(|lint| lint.replace("\"forbid\"", "\"deny\""));
-    let missing = missing.filter(|lint| !wal.lines().any(|line| line == lint)).collect();
-    expect_none("helix-wal/Cargo.toml has every lint of the workspace", missing);
+    for manifest in ["helix-wal/Cargo.toml", "helix-allocator/Cargo.toml"] {
+        let own = read(manifest);
+        let missing = lints.iter().map(|lint| lint.replace("\"forbid\"", "\"deny\""));
+        let missing = missing.filter(|lint| !own.lines().any(|line| line == lint)).collect();
+        expect_none(&format!("{manifest} has every lint of the workspace"), missing);
+    }
 }
 
 #[test]

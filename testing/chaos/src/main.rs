@@ -13,7 +13,7 @@ use helix_server::daemon;
 use tokio::sync::oneshot;
 
 #[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+static ALLOCATOR: helix_allocator::Allocator = helix_allocator::Allocator;
 
 /// Inject faults into a real cluster and check its promises
 #[derive(Debug, Parser)]
