@@ -168,12 +168,20 @@ pub const RESETS_PENDING_MAX: usize = STREAMS_PER_CONNECTION_MAX as usize;
 pub const RESETS_BY_ERROR_MAX: usize = 1_024;
 
 /// Frames other than DATA that a connection's task reads before others have their turns. Each may
-/// begin a call or wake one.
-pub const TURN_FRAMES_MAX: usize = 64;
+/// begin a call or wake one. With 64, calls of one principal waited for 512 calls of another.
+pub const TURN_FRAMES_MAX: usize = 4;
+
+/// Bytes that a connection's task reads before others have their turns.
+pub const TURN_BYTES_MAX: usize = 128 << 10;
 
 /// Accepted calls of a connection whose tasks have not run: with this many it is not read. They
 /// have no permit yet.
-pub const CALLS_UNBEGUN_MAX: usize = 32;
+pub const CALLS_UNBEGUN_MAX: usize = 4;
+
+/// Batches of one principal, or of one address of clients without credentials, that its leader has
+/// and the log does not have yet. Others of it wait, so that a batch of another principal has few
+/// before it. Disks and followers have no part in this wait, so it costs no throughput.
+pub const BATCHES_UNWRITTEN_MAX: usize = 16;
 
 /// Calls that a connection accepts while its client takes no responses: the socket is full. Their
 /// responses have no permit.

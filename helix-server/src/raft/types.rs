@@ -9,7 +9,7 @@ use openraft::RaftTypeConfig;
 use openraft::alias::{DefaultEntryOf, LogIdOf};
 use openraft::impls::leader_id_std;
 use openraft::raft::responder::Responder;
-use tokio::sync::oneshot;
+use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
 use super::proposal_gate::ProposalTicket;
 use super::runtime::Runtime;
@@ -98,12 +98,24 @@ impl Display for Command {
 #[derive(Debug)]
 pub struct ProposalGuard {
     permit: FlowPermit,
-    written: std::sync::Mutex<Option<oneshot::Sender<()>>>,
+    until_written: std::sync::Mutex<UntilWritten>,
+}
+
+/// Held by a proposal until the local log has its entry.
+#[derive(Debug)]
+struct UntilWritten {
+    turn: Option<OwnedSemaphorePermit>,
+    notify: Option<oneshot::Sender<()>>,
 }
 
 impl ProposalGuard {
-    pub fn new(permit: FlowPermit, written: Option<oneshot::Sender<()>>) -> Self {
-        Self { permit, written: std::sync::Mutex::new(written) }
+    /// `turn` is released, and `notify` is sent, when the local log has the entry.
+    pub fn new(
+        permit: FlowPermit,
+        turn: Option<OwnedSemaphorePermit>,
+        notify: Option<oneshot::Sender<()>>,
+    ) -> Self {
+        Self { permit, until_written: std::sync::Mutex::new(UntilWritten { turn, notify }) }
     }
 
     /// Marks the entry as synced to the local disk.
@@ -111,11 +123,13 @@ impl ProposalGuard {
         self.permit.mark_synced();
     }
 
-    /// Notifies the proposer that the local log has the entry.
+    /// Notifies the proposer that the local log has the entry, and releases its turn.
     pub fn notify_written(&self) {
-        if let Some(written) = sync::lock(&self.written).take() {
+        let mut until_written = sync::lock(&self.until_written);
+        drop(until_written.turn.take());
+        if let Some(notify) = until_written.notify.take() {
             // Ignored: the proposer no longer waits.
-            let _ = written.send(());
+            let _ = notify.send(());
         }
     }
 }

@@ -7,9 +7,9 @@ use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use tokio::sync::oneshot;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio::time::Instant;
-use tokio_util::sync::WaitForCancellationFutureOwned;
+use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 
 use super::Shard;
 use super::sequence_tracker::NextBatch;
@@ -64,7 +64,11 @@ pub struct NewBatch {
 
 /// Permit to have a batch in flight.
 #[derive(Debug)]
-pub struct AppendPermit(FlowPermit);
+pub struct AppendPermit {
+    flow: FlowPermit,
+    /// Turn of its principal or address, until the log has the batch.
+    turn: Option<OwnedSemaphorePermit>,
+}
 
 /// Acknowledgement of a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -79,13 +83,17 @@ pub struct BatchAck {
 }
 
 impl Shard {
-    /// Acquires the permit for a batch of `bytes`, within a bounded wait.
+    /// Acquires the permit for a batch of `bytes`, within a bounded wait, after one of `turns`.
     ///
     /// # Errors
     /// [`Error::NotLeader`] and [`Error::NoLeader`] where this replica cannot append,
     /// [`Error::Throttled`] after the wait, [`Error::DiskFull`], [`Error::Exhausted`],
     /// [`Error::Draining`].
-    pub async fn permit(&self, bytes: usize) -> Result<AppendPermit> {
+    pub async fn permit(
+        &self,
+        bytes: usize,
+        turns: Option<&Arc<Semaphore>>,
+    ) -> Result<AppendPermit> {
         match self.check_writable() {
             // The leader may have disk space.
             Ok(()) | Err(Error::DiskFull { .. } | Error::Exhausted { .. })
@@ -96,18 +104,38 @@ impl Shard {
             checked => checked?,
         }
         let leadership_token = self.leadership_token();
-        let wait = match self.flow.acquire(bytes) {
-            Acquired::Now(permit) => return Ok(AppendPermit(permit)),
-            Acquired::Later(wait) => wait,
+        let turn = match turns.map(|turns| (turns, turns.clone().try_acquire_owned())) {
+            None => None,
+            Some((_, Ok(turn))) => Some(turn),
+            Some((turns, Err(_))) => {
+                let turn = turns.clone().acquire_owned();
+                Some(self.wait(&leadership_token, turn, "batches of this caller").await?)
+            }
         };
+        let flow = match self.flow.acquire(bytes) {
+            Acquired::Now(permit) => permit,
+            Acquired::Later(wait) => {
+                self.wait(&leadership_token, wait, "bytes of this shard").await?
+            }
+        };
+        Ok(AppendPermit { flow, turn })
+    }
+
+    /// Waits for a permit while this replica leads and the node runs, but not for long.
+    async fn wait<T, E>(
+        &self,
+        leadership_token: &CancellationToken,
+        permit: impl Future<Output = Result<T, E>>,
+        what: &'static str,
+    ) -> Result<T> {
         tokio::select! {
             biased;
             () = self.draining.cancelled() => Err(Error::Draining),
             () = leadership_token.cancelled() => Err(self.not_leader()),
-            waited = tokio::time::timeout(limits::PERMIT_WAIT_MAX, wait) => match waited {
-                Ok(Ok(permit)) => Ok(AppendPermit(permit)),
+            waited = tokio::time::timeout(limits::PERMIT_WAIT_MAX, permit) => match waited {
+                Ok(Ok(permit)) => Ok(permit),
                 Ok(Err(_)) => Err(Error::Draining),
-                Err(_) => Err(Error::throttled("bytes of this shard")),
+                Err(_) => Err(Error::throttled(what)),
             },
         }
     }
@@ -196,7 +224,7 @@ impl Shard {
             helix_wal::Payload { crc: batch.crc, crc_seed: crc_seed(&head), bytes: batch.payload };
         let record_count = head.record_count;
         let command = Command { head: Head::Batch(head), payload, guard: None };
-        let guard = Arc::new(ProposalGuard::new(permit.0, written));
+        let guard = Arc::new(ProposalGuard::new(permit.flow, permit.turn, written));
         let term_loss: TermLoss = Box::pin(self.proposal_token().cancelled_owned());
         let since = Instant::now();
         let outcome = self

@@ -3,7 +3,7 @@
 //!
 //! HTTP/2 reads frames until none are left, before it accepts the streams in them, and each call
 //! is a task. So one turn of the connection's task reads at most [`limits::TURN_FRAMES_MAX`]
-//! frames, and the connection is not read while
+//! frames and [`limits::TURN_BYTES_MAX`] bytes, and the connection is not read while
 //! - [`limits::CALLS_UNBEGUN_MAX`] of its calls have not begun,
 //! - its client takes no responses and has begun [`limits::CALLS_UNREAD_MAX`] calls since,
 //! - its client cancels calls faster than `load/cancelled_calls.rs` allows.
@@ -37,6 +37,7 @@ pub(super) struct ClientStream<S> {
     has_begun: bool,
     /// Frames other than DATA in this turn.
     turn_frames: usize,
+    turn_bytes: usize,
     /// Calls that were accepted when a read last ended without bytes.
     ended_at: Option<u64>,
     cancelled: CancelledCalls,
@@ -58,6 +59,7 @@ impl<S> ClientStream<S> {
             held: BytesMut::new(),
             has_begun: false,
             turn_frames: 0,
+            turn_bytes: 0,
             ended_at: None,
             cancelled: CancelledCalls::new(),
             pause: None,
@@ -76,9 +78,10 @@ impl<S> ClientStream<S> {
         // The server reads again after each stream that it accepts. If it has accepted none, none
         // were left, and this is another turn of its task.
         if self.ended_at == Some(accepted) {
-            self.turn_frames = 0;
+            (self.turn_frames, self.turn_bytes) = (0, 0);
         }
-        if self.turn_frames >= limits::TURN_FRAMES_MAX {
+        let has_bytes = self.turn_bytes < limits::TURN_BYTES_MAX;
+        if self.turn_frames >= limits::TURN_FRAMES_MAX || !has_bytes {
             // Behind the tasks of the calls in this turn.
             context.waker().wake_by_ref();
             return Poll::Pending;
@@ -102,6 +105,7 @@ impl<S> ClientStream<S> {
         let most = limits::TURN_FRAMES_MAX - self.turn_frames;
         let passed = self.frames.pass(bytes, most, self.filter.as_mut());
         self.turn_frames += passed.frames;
+        self.turn_bytes += passed.bytes;
         if passed.resets > 0
             && let Some(until) = self.connection.cancel_calls(passed.resets, &mut self.cancelled)
         {
