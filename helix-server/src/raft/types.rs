@@ -162,3 +162,29 @@ impl<T: Send + 'static> Responder<TypeConfig, T> for ProposalResponder<T> {
 
 /// Bytes of a snapshot, which is the state of a [`Machine`](super::Machine) without records.
 pub type SnapshotData = Bytes;
+
+#[cfg(test)]
+mod tests {
+    use tokio::sync::Semaphore;
+
+    use super::*;
+    use crate::flow::{Acquired, FlowControl};
+    use crate::limits;
+
+    #[test]
+    fn turn_ends_when_the_log_has_the_entry_or_never_gets_it() {
+        let flow = FlowControl::new(limits::SHARD_BYTES_IN_FLIGHT_MAX, limits::PACE);
+        let turns = Arc::new(Semaphore::new(1));
+        let propose = || {
+            let Acquired::Now(permit) = flow.acquire(100) else { panic!("bytes are free") };
+            let turn = turns.clone().try_acquire_owned().expect("the turn is free");
+            Arc::new(ProposalGuard::new(permit, Some(turn), None))
+        };
+        let guard = propose();
+        assert_eq!(turns.available_permits(), 0);
+        guard.notify_written();
+        assert_eq!((turns.available_permits(), flow.bytes().0), (1, 100), "only the turn ends");
+        drop((guard, propose()));
+        assert_eq!((turns.available_permits(), flow.bytes().0), (1, 0));
+    }
+}
