@@ -492,7 +492,7 @@ async fn propose(
 ) -> Result<PendingAck> {
     let turns = call.as_deref().and_then(CallMemory::append_turns);
     let permit = loop {
-        match shard.permit(batch.payload.len(), turns).await {
+        match shard.permit_in_turn(batch.payload.len(), turns).await {
             Err(Error::Throttled { .. }) if !draining.is_cancelled() => {}
             outcome => break outcome,
         }

@@ -83,13 +83,21 @@ pub struct BatchAck {
 }
 
 impl Shard {
-    /// Acquires the permit for a batch of `bytes`, within a bounded wait, after one of `turns`.
+    /// Acquires the permit for a batch of `bytes`, within a bounded wait.
+    ///
+    /// # Errors
+    /// As [`Self::permit_in_turn`].
+    pub async fn permit(&self, bytes: usize) -> Result<AppendPermit> {
+        self.permit_in_turn(bytes, None).await
+    }
+
+    /// Like [`Self::permit`], after one of `turns`, which the batch holds until the log has it.
     ///
     /// # Errors
     /// [`Error::NotLeader`] and [`Error::NoLeader`] where this replica cannot append,
     /// [`Error::Throttled`] after the wait, [`Error::DiskFull`], [`Error::Exhausted`],
     /// [`Error::Draining`].
-    pub async fn permit(
+    pub async fn permit_in_turn(
         &self,
         bytes: usize,
         turns: Option<&Arc<Semaphore>>,

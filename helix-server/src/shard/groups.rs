@@ -120,7 +120,7 @@ impl Shard {
     /// As [`Self::permit`] and [`Self::command`], and [`GroupRefusal::BytesReached`].
     pub async fn change_group(&self, group: &str, change: GroupChange) -> Result<()> {
         // Held until the entry is applied, so that groups cannot take more memory than batches.
-        let _permit = self.permit(entry_bytes(&change), None).await?;
+        let _permit = self.permit(entry_bytes(&change)).await?;
         let is_ordered = self.machine.orders_commits();
         let command = GroupCommand { group: group.to_owned(), change, is_ordered };
         self.check_growth(&command)?;

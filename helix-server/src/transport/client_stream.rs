@@ -235,3 +235,51 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for ClientStream<S> {
         polled
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::future::poll_fn;
+
+    use tokio::io::{AsyncWriteExt, duplex};
+    use tokio_util::sync::CancellationToken;
+
+    use super::*;
+    use crate::memory::{MEMORY_LIMIT_MIN, MemoryShares};
+    use crate::transport::load::{ClientAddress, ClientLoad};
+
+    /// Bytes of one read of HTTP/2.
+    const READ_BYTES: usize = 8 << 10;
+
+    #[tokio::test]
+    async fn large_messages_are_read_in_turns() {
+        let load = ClientLoad::new(MemoryShares::of(MEMORY_LIMIT_MIN));
+        let connection = load.connect().unwrap();
+        connection.set_peer(ClientAddress::Tcp(([127, 0, 0, 1], 1).into()));
+        let (mut client, server) = duplex(4 << 20);
+        // DATA frames of 16 KiB on stream 1.
+        let frame = [&[0, 0x40, 0, 0, 0, 0, 0, 0, 1][..], &[7; 16 << 10]].concat();
+        client.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await.unwrap();
+        for _ in 0..100 {
+            client.write_all(&frame).await.unwrap();
+        }
+        let ended = CancellationToken::new().drop_guard();
+        let mut stream = ClientStream::new(server, &connection, ended);
+        for turn in 0..5 {
+            let read = poll_fn(|context| {
+                let mut bytes = 0;
+                loop {
+                    let mut buffer = [0; READ_BYTES];
+                    let mut buffer = ReadBuf::new(&mut buffer);
+                    match Pin::new(&mut stream).poll_read(context, &mut buffer) {
+                        Poll::Ready(read) => read.unwrap(),
+                        Poll::Pending => return Poll::Ready(bytes),
+                    }
+                    bytes += buffer.filled().len();
+                }
+            });
+            let bytes = read.await;
+            let allowed = limits::TURN_BYTES_MAX..limits::TURN_BYTES_MAX + READ_BYTES;
+            assert!(allowed.contains(&bytes), "turn {turn}: {bytes} bytes");
+        }
+    }
+}
