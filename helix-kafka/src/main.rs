@@ -1,5 +1,6 @@
 //! The program `helix-kafka`.
 
+use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -9,6 +10,7 @@ use clap::Parser;
 use helix_client::{Config, TlsOptions, TokenSource};
 use helix_kafka::{Gateway, GatewayLimits, GatewayOfNode, GatewayOptions, GatewayRules, HostPort};
 use helix_tls::CertificateFiles;
+use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt;
@@ -86,6 +88,10 @@ struct Arguments {
     /// Close connections without a request for this many seconds
     #[arg(long, env = "HELIX_KAFKA_IDLE_SECONDS", default_value_t = 600)]
     idle_seconds: u64,
+
+    /// Stop when standard input closes, so that the gateway ends with its parent process
+    #[arg(long, hide = true)]
+    exit_with_stdin: bool,
 }
 
 impl Arguments {
@@ -162,6 +168,7 @@ impl Arguments {
 async fn main() -> anyhow::Result<()> {
     let arguments = Arguments::parse();
     init_log();
+    let exits_with_stdin = arguments.exit_with_stdin;
     let gateway = Gateway::bind(arguments.options()?).await?;
     let addr = gateway.local_addr()?;
     let broker = gateway.state().broker();
@@ -171,8 +178,8 @@ async fn main() -> anyhow::Result<()> {
     tokio::pin!(serving);
     tokio::select! {
         () = &mut serving => {}
-        signal = stopped() => {
-            tracing::info!(signal = signal?, "stopping");
+        reason = stopped(exits_with_stdin) => {
+            tracing::info!(reason = reason?, "stopping");
             stop.cancel();
             serving.await;
         }
@@ -189,17 +196,32 @@ fn init_log() {
     };
     let targets =
         Targets::new().with_target("helix_kafka", level).with_default(level.min(LevelFilter::INFO));
-    let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
+    let lines = tracing_subscriber::fmt::layer().with_writer(io::stderr);
     tracing_subscriber::registry().with(lines).with(targets).init();
 }
 
-/// Waits for a signal to stop. Returns its name.
-async fn stopped() -> anyhow::Result<&'static str> {
+/// Waits for a signal to stop, or for the end of standard input. Returns the reason.
+async fn stopped(exits_with_stdin: bool) -> anyhow::Result<&'static str> {
     use tokio::signal::unix::{SignalKind, signal};
+    let input_closed = async {
+        if !exits_with_stdin {
+            return std::future::pending().await;
+        }
+        let (closed_sender, closed) = oneshot::channel::<()>();
+        // Not a task of tokio, for which the runtime would wait.
+        std::thread::spawn(move || {
+            // A read error ends the wait too, like the end of the input.
+            let _ = io::copy(&mut io::stdin().lock(), &mut io::sink());
+            drop(closed_sender);
+        });
+        // Always an error: the sender sends nothing and is dropped.
+        drop(closed.await);
+    };
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     tokio::select! {
         _ = terminate.recv() => Ok("SIGTERM"),
         _ = interrupt.recv() => Ok("SIGINT"),
+        () = input_closed => Ok("end of standard input"),
     }
 }
