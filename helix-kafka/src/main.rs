@@ -1,6 +1,6 @@
 //! The program `helix-kafka`.
 
-use std::io;
+use std::io::{self, IsTerminal};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -197,6 +197,7 @@ fn init_log() {
     let targets =
         Targets::new().with_target("helix_kafka", level).with_default(level.min(LevelFilter::INFO));
     let lines = tracing_subscriber::fmt::layer().with_writer(io::stderr);
+    let lines = lines.with_ansi(io::stderr().is_terminal());
     tracing_subscriber::registry().with(lines).with(targets).init();
 }
 

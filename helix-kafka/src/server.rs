@@ -132,7 +132,9 @@ impl Gateway {
                     None => std::future::pending().await,
                 }
             };
-            tokio::join!(certificates, state.brokers.watch(), state.groups.watch(&state));
+            let groups = &state.groups;
+            let reports = groups.watch_reports(&state);
+            tokio::join!(certificates, state.brokers.watch(), groups.watch(), reports);
         };
         let accepting = async {
             loop {

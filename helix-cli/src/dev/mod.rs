@@ -334,7 +334,6 @@ Ctrl-C, or {}, stops {}.
 For Kafka's clients, bootstrap.servers is {bootstrap}
   {helix} topic create events --batch-format any
   echo hello | kcat -b {bootstrap}{tls} -P -t events
-
 "
         )
     }

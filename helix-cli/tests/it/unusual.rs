@@ -93,7 +93,7 @@ fn dev_says_how_to_get_the_gateway_for_kafka() {
     isolate(&mut dev);
     dev.env("PATH", directory.path());
     let failed = outcome(dev, "");
-    assert_eq!(failed.code, 4, "{failed:?}");
+    assert_eq!(failed.code, 3, "{failed:?}");
     for words in
         ["the program helix-kafka is neither beside", "cargo build --release -p helix-kafka"]
     {
