@@ -163,6 +163,13 @@ impl GroupRegistry {
         groups.iter().filter(|(_, it)| !it.group.members.is_empty()).map(entry).collect()
     }
 
+    /// Returns the number of groups with members, and of these members.
+    pub(crate) fn counts(&self) -> (usize, usize) {
+        let groups = self.lock();
+        let counts = groups.values().map(|it| it.group.members.len()).filter(|it| *it > 0);
+        counts.fold((0, 0), |(groups, members), count| (groups + 1, members + count))
+    }
+
     /// Returns true if the cluster has to be asked again who coordinates the group.
     pub(crate) fn needs_confirmation(&self, group: &str) -> bool {
         let groups = self.lock();

@@ -1,14 +1,17 @@
 //! The program `helix-kafka`.
 
 use std::io::{self, IsTerminal};
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
+use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
 use clap::Parser;
 use helix_client::{Config, TlsOptions, TokenSource};
-use helix_kafka::{Gateway, GatewayLimits, GatewayOfNode, GatewayOptions, GatewayRules, HostPort};
+use helix_kafka::{
+    Gateway, GatewayError, GatewayLimits, GatewayOfNode, GatewayOptions, GatewayRules, HostPort,
+};
 use helix_tls::CertificateFiles;
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
@@ -28,6 +31,10 @@ struct Arguments {
     /// Address to listen on
     #[arg(long, env = "HELIX_KAFKA_LISTEN_ADDR", default_value = "127.0.0.1:9292")]
     listen_addr: SocketAddr,
+
+    /// Address of probes and metrics, or off [default: 127.0.0.1 and the port plus 552]
+    #[arg(long, env = "HELIX_KAFKA_METRICS_ADDR", value_parser = metrics_addr)]
+    metrics_addr: Option<MetricsAddr>,
 
     /// Address that clients dial, HOST:PORT [default: the one listened on]
     #[arg(long, env = "HELIX_KAFKA_ADVERTISED_ADDR")]
@@ -94,6 +101,24 @@ struct Arguments {
     exit_with_stdin: bool,
 }
 
+/// Address of the port for probes and metrics.
+#[derive(Debug, Clone, Copy)]
+enum MetricsAddr {
+    Off,
+    At(SocketAddr),
+}
+
+fn metrics_addr(text: &str) -> Result<MetricsAddr, String> {
+    if text == "off" {
+        return Ok(MetricsAddr::Off);
+    }
+    let addr = text.parse().map(MetricsAddr::At);
+    addr.map_err(|_| format!("{text:?} is neither IP:PORT nor off"))
+}
+
+/// Difference between the default port of metrics and the one that is listened on, as for nodes.
+const METRICS_PORT_STEP: u16 = 552;
+
 impl Arguments {
     fn options(self) -> anyhow::Result<GatewayOptions> {
         if self.sasl
@@ -123,6 +148,18 @@ impl Arguments {
         if self.auto_create_partitions == Some(0) {
             bail!("--auto-create-partitions must be at least 1");
         }
+        let metrics_addr = match self.metrics_addr {
+            Some(MetricsAddr::Off) => None,
+            Some(MetricsAddr::At(addr)) => Some(addr),
+            None => match self.listen_addr.port().checked_add(METRICS_PORT_STEP) {
+                Some(port) => Some(SocketAddr::from((Ipv4Addr::LOCALHOST, port))),
+                None => bail!(
+                    "the default port of metrics is {} plus {METRICS_PORT_STEP}, more than 65535; \
+                     set --metrics-addr to IP:PORT or off",
+                    self.listen_addr.port()
+                ),
+            },
+        };
         let token = TokenSource::from_env().context("the token of the gateway")?;
         let mut cluster = Config {
             endpoints: self.addr,
@@ -145,6 +182,7 @@ impl Arguments {
         });
         Ok(GatewayOptions {
             listen_addr: self.listen_addr,
+            metrics_addr,
             advertised_addr: self.advertised_addr,
             gateways: self.gateways,
             cluster,
@@ -164,14 +202,28 @@ impl Arguments {
     }
 }
 
+/// Exit code of a wrong configuration, as for clap's errors.
+const EXIT_USAGE: u8 = 2;
+
 #[tokio::main]
-async fn main() -> anyhow::Result<()> {
+async fn main() -> anyhow::Result<ExitCode> {
     let arguments = Arguments::parse();
     init_log();
     let exits_with_stdin = arguments.exit_with_stdin;
-    let gateway = Gateway::bind(arguments.options()?).await?;
+    let bound = match arguments.options() {
+        Ok(options) => Gateway::bind(options).await,
+        Err(error) => return Ok(wrong_configuration(&error)),
+    };
+    let gateway = match bound {
+        Ok(gateway) => gateway,
+        Err(error @ GatewayError::Listen { .. }) => return Err(error.into()),
+        Err(error) => return Ok(wrong_configuration(&error.into())),
+    };
     let addr = gateway.local_addr()?;
     let broker = gateway.state().broker();
+    if let Some(metrics) = gateway.metrics_addr() {
+        tracing::info!(addr = %metrics, "serving metrics and probes");
+    }
     tracing::info!(%addr, advertised = %broker.address, broker = broker.node_id, "listening");
     let stop = CancellationToken::new();
     let serving = gateway.serve(stop.clone());
@@ -184,7 +236,12 @@ async fn main() -> anyhow::Result<()> {
             serving.await;
         }
     }
-    Ok(())
+    Ok(ExitCode::SUCCESS)
+}
+
+fn wrong_configuration(error: &anyhow::Error) -> ExitCode {
+    eprintln!("error: {error:#}");
+    ExitCode::from(EXIT_USAGE)
 }
 
 /// Writes the log to stderr, with the gateway's own lines at the level of `HELIX_KAFKA_LOG`.

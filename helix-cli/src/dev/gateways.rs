@@ -21,6 +21,9 @@ use crate::exit::{CliError, Exit};
 use crate::files;
 use crate::local_cluster::{ClusterPlan, NodePorts};
 
+/// Difference between the port for metrics and the one for Kafka's clients: the gateway's default.
+pub(super) const METRICS_PORT_STEP: u16 = 552;
+
 /// Name of the program.
 const PROGRAM: &str = "helix-kafka";
 

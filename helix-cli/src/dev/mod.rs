@@ -28,7 +28,7 @@ use control::{
     ControlRequest, ControlResponse, ControlSocket, PendingRequest, ProcessStatus, with_port,
 };
 use directory::DataDirectory;
-use gateways::{DevGateways, kafka_port};
+use gateways::{DevGateways, METRICS_PORT_STEP, kafka_port};
 
 pub(crate) async fn run(global: &GlobalArgs, args: &DevArgs) -> anyhow::Result<()> {
     let (base, request) = match &args.command {
@@ -130,7 +130,9 @@ fn plan(args: &DevStartArgs) -> anyhow::Result<ClusterPlan> {
         // A single node has no peer port.
         let mut used = if args.nodes == 1 { vec![client] } else { vec![client, ports.peer] };
         if args.kafka {
-            used.push(kafka_port(ports));
+            let kafka = kafka_port(ports);
+            used.push(kafka);
+            used.extend(kafka.checked_add(METRICS_PORT_STEP));
         }
         if let Some(port) = used.into_iter().find(|port| !is_free(*port)) {
             let failure = CliError::new(Exit::Error, format!("port {port} is in use"));
