@@ -1,5 +1,5 @@
-# helix-server, helix and helix-bench on Debian. No cache mounts, so that the legacy builder works
-# too. scripts/docker/local-image.sh uses the last stage as it is.
+# helix-server, helix, helix-bench and helix-kafka on Debian. No cache mounts, so that the legacy
+# builder works too. scripts/docker/local-image.sh uses the last stage as it is.
 
 # The manifests with empty sources: the input of the dependency layer.
 # (`{ }`, because find replaces `{}` with the file name.)
@@ -18,11 +18,14 @@ COPY --from=manifests /src .
 # Copied files keep their old times: without the last step cargo would treat the builds of the
 # empty sources as current.
 RUN cargo build --release --locked -p helix-server -p helix-cli -p helix-bench \
+    && cargo build --release --locked -p helix-kafka \
     && rm -rf target/release/.fingerprint/helix-*
 COPY . .
+# The gateway is built apart, so that the other programs have none of its features.
 RUN cargo build --release --locked -p helix-server -p helix-cli -p helix-bench \
+    && cargo build --release --locked -p helix-kafka \
     && mkdir /programs \
-    && for program in helix-server helix helix-bench; do \
+    && for program in helix-server helix helix-bench helix-kafka; do \
         strip --strip-debug -o /programs/$program target/release/$program || exit 1; \
     done
 
@@ -48,8 +51,8 @@ ENV HELIX_INSECURE=true \
 USER 10001:10001
 WORKDIR /var/lib/helix
 VOLUME /var/lib/helix
-# Clients; other nodes; probes and metrics.
-EXPOSE 9092 9192 9644
+# Clients; other nodes; probes and metrics; Kafka's clients, and the metrics of the gateway.
+EXPOSE 9092 9192 9644 9292 9844
 # On SIGTERM a node transfers its leaderships, syncs and exits with 0.
 STOPSIGNAL SIGTERM
 # Lists topics at this node: it answers once it is part of a cluster. Other nodes' state does not

@@ -14,14 +14,17 @@ out=dist/$name
 epoch=$(git log -1 --format=%ct 2>/dev/null || date +%s)
 
 cargo build --release --locked --target "$target" -p helix-server -p helix-cli -p helix-bench --bins
+# Apart from the others, so that their dependencies have none of its features.
+cargo build --release --locked --target "$target" -p helix-kafka --bins
 rm -rf "$out"
 mkdir -p "$out/completions"
-for program in helix helix-server helix-bench; do
+for program in helix helix-server helix-bench helix-kafka; do
     cp "$target_dir/$target/release/$program" "$out/"
     strip --strip-debug "$out/$program" 2>/dev/null || true
 done
 bash scripts/packed-docs.sh "$out"
-cp packaging/helix-server.service packaging/server.toml "$out/"
+cp packaging/helix-server.service packaging/server.toml packaging/helix-kafka.service \
+    packaging/kafka.env "$out/"
 # The programs of another platform do not run here.
 if "$out/helix" --version >/dev/null 2>&1; then
     for shell in bash zsh fish; do
@@ -32,14 +35,14 @@ if "$out/helix" --version >/dev/null 2>&1; then
     done
 fi
 cargo tree --locked --target "$target" -e normal --prefix none -p helix-server -p helix-cli \
-    -p helix-bench | sed 's/ (.*//' | sort -u > "$out/DEPENDENCIES"
+    -p helix-bench -p helix-kafka | sed 's/ (.*//' | sort -u > "$out/DEPENDENCIES"
 tar --sort=name --owner=0 --group=0 --numeric-owner --mtime="@$epoch" -C dist -cf - "$name" |
     gzip -9n > "dist/$name.tar.gz"
 
 if command -v cargo-cyclonedx >/dev/null; then
     # Writes a file beside the manifest of every crate of the workspace.
     cargo cyclonedx --format json --target "$target" --override-filename helix-sbom
-    for crate in helix-server helix-cli helix-bench; do
+    for crate in helix-server helix-cli helix-bench helix-kafka; do
         mv "$crate/helix-sbom.json" "dist/$name.$crate.cdx.json"
     done
     find . -path ./target -prune -o -name helix-sbom.json -exec rm {} +

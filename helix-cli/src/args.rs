@@ -32,7 +32,7 @@ pub(crate) use debug::{BundleArgs, DebugSubcommand, TopArgs};
 #[cfg(test)]
 pub(crate) use dev::DevPortArgs;
 pub(crate) use dev::{DemoArgs, DevArgs, DevStartArgs, DevSubcommand};
-pub(crate) use dev::{NODES_MAX, PEER_PORT_STEP, RECORD_BYTES_MIN};
+pub(crate) use dev::{KAFKA_PORT_STEP, NODES_MAX, PEER_PORT_STEP, RECORD_BYTES_MIN};
 pub(crate) use dev::{NodeSettingArg, ignored_variables};
 pub(crate) use global::{GlobalArgs, TlsArgs};
 pub(crate) use group::{GroupResetArgs, GroupSeekArgs, GroupSubcommand, OffsetChangeArgs};

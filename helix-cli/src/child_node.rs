@@ -149,9 +149,9 @@ impl ChildNode {
         let mut child = command.spawn().context("start a node")?;
         let stdin = child.stdin.take();
         let lines = Arc::default();
-        let shown = (!options.is_quiet).then_some(options.node_id);
+        let shown = (!options.is_quiet).then(|| format!("node {}", options.node_id));
         if let Some(stdout) = child.stdout.take() {
-            collect_output(stdout, &lines, shown, log.clone());
+            collect_output(stdout, &lines, shown.clone(), log.clone());
         }
         if let Some(stderr) = child.stderr.take() {
             collect_output(stderr, &lines, shown, log);
@@ -318,11 +318,11 @@ fn missing_state(metadata: &Metadata, nodes: Option<usize>) -> String {
     )
 }
 
-/// Keeps the last lines of a node's output, and prints all lines if `shown` has the node id.
-fn collect_output(
+/// Keeps the last lines of a process, and prints all lines after the name in `shown`, if any.
+pub(crate) fn collect_output(
     output: impl AsyncRead + Unpin + Send + 'static,
     kept: &Arc<Mutex<VecDeque<String>>>,
-    shown: Option<u64>,
+    shown: Option<String>,
     log: Option<Arc<File>>,
 ) {
     let kept = kept.clone();
@@ -330,8 +330,8 @@ fn collect_output(
     // The task ends when the process closes the pipe.
     tokio::spawn(async move {
         while let Ok(Some(line)) = lines.next_line().await {
-            if let Some(node_id) = shown {
-                message!("node {node_id}: {line}");
+            if let Some(name) = &shown {
+                message!("{name}: {line}");
             }
             if let Some(log) = &log {
                 // Ignored: a full disk must not stop the node.

@@ -22,7 +22,7 @@ certificate changed check checkpoint_bytes checkpoint_index codec codecs commit 
 compacted_batches compressed_batches connections_max context cpus crash damaged default dir \
 displaced doubled dropped entries explanation failed_line failover_all_ms failover_ms failure \
 file file_bytes files findings first_byte first_index flag frame_bytes gaps grpc_code has_vote \
-help hint in_flight_records is_current is_reachable is_unread kept_index key_base64 \
+help hint in_flight_records is_current is_reachable is_unread kafka kept_index key_base64 \
 killed_at_seconds last_term later_files led_shards leftovers logs mb_per_sec meaning missing \
 missing_offsets missing_parts moves_back_to new_records next_byte node_count obstacles \
 out_of_order owned_count partition_id partitions_led pid ratio reachable_nodes read \

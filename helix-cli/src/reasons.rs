@@ -255,8 +255,9 @@ pub(crate) fn of(reason: ErrorReason) -> ReasonText {
         ),
         R::GroupNotEmpty => text(
             "the group still has members",
-            "the operation requires a group without members",
-            "stop the members first\n\
+            "the operation requires a group without members, or without those of a gateway for \
+             Kafka's clients",
+            "stop the members first, or use another group\n\
              helix group describe GROUP   shows them and how long they have been silent",
         ),
         R::UnknownMember => text(

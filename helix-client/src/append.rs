@@ -5,13 +5,13 @@
 use helix_proto::batch;
 use helix_proto::log::v1::batch::Form;
 use helix_proto::log::v1::{
-    AppendAck, AppendCondition, AppendRequest, Batch, Durability, EncodedBatch, ErrorReason,
-    ProducerIdentity, Record, Watermarks,
+    AppendAck, AppendCondition, AppendRequest, Batch, BatchFormat, Durability, EncodedBatch,
+    ErrorReason, ProducerIdentity, Record, Watermarks,
 };
 use tokio::time::Instant;
 use tonic::Code;
 
-use crate::client::{CallSpec, Client};
+use crate::client::{CallAttempts, CallSpec, Client};
 use crate::compression::BatchCompressor;
 use crate::error::{Error, Result};
 use crate::retry::Repeat;
@@ -146,9 +146,40 @@ impl Client {
         batch: impl IntoBatch,
         options: &AppendOptions,
     ) -> Result<Ack> {
-        let format = self.shared.routing.batch_format(topic).await;
+        let since = Instant::now();
+        let format = self.batch_format(topic, since).await?;
         let batch = BatchCompressor::default().build(batch, format)?;
-        self.append_as((topic.into(), partition), &batch, options, None, Instant::now()).await
+        self.append_as((topic.into(), partition), &batch, options, None, since).await
+    }
+
+    /// Returns the versions of batches that a topic takes.
+    ///
+    /// Looks up an unknown topic until that succeeds: a batch of another version is refused. The
+    /// deadline counts from `since`.
+    ///
+    /// # Errors
+    /// `TOPIC_NOT_FOUND`, or the last failure at the deadline. Nothing was sent then.
+    pub(crate) async fn batch_format(&self, topic: &str, since: Instant) -> Result<BatchFormat> {
+        let routing = &self.shared.routing;
+        if let Some(format) = routing.known_batch_format(topic) {
+            return Ok(format);
+        }
+        let call = CallSpec { since, ..CallSpec::new("metadata", Repeat::Read) };
+        let mut attempts = CallAttempts::new(&self.shared, call);
+        loop {
+            match attempts.within(routing.partition_count(topic)).await {
+                Ok(_) => {
+                    // Another call may have forgotten the topic again.
+                    if let Some(format) = routing.known_batch_format(topic) {
+                        return Ok(format);
+                    }
+                }
+                Err(error) => {
+                    let error = attempts.judge(error, None)?;
+                    attempts.pause(error).await?;
+                }
+            }
+        }
     }
 
     /// Appends one batch, optionally with an identity and the sequence of its first record.

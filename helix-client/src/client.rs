@@ -236,11 +236,11 @@ impl<'a> CallAttempts<'a> {
         self.within(self.shared.routing.leader(topic, partition)).await
     }
 
-    /// Waits for a route until the deadline.
-    pub(crate) async fn within(&self, route: impl Future<Output = Result<Route>>) -> Result<Route> {
-        match timeout_at(self.deadline, route).await {
+    /// Waits for a lookup until the deadline.
+    pub(crate) async fn within<T>(&self, lookup: impl Future<Output = Result<T>>) -> Result<T> {
+        match timeout_at(self.deadline, lookup).await {
             // A metadata request does not send the call itself.
-            Ok(route) => route.map_err(|error| error.with_may_have_applied(false)),
+            Ok(found) => found.map_err(|error| error.with_may_have_applied(false)),
             Err(_) => Err(Error::timed_out("metadata").with_may_have_applied(false)),
         }
     }

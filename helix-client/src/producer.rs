@@ -125,10 +125,11 @@ impl Producer {
         batch: impl IntoBatch,
         options: &AppendOptions,
     ) -> Result<Ack> {
-        let format = self.partitions.client.shared.routing.batch_format(topic).await;
+        let since = Instant::now();
+        let format = self.partitions.client.batch_format(topic, since).await?;
         let batch = self.partitions.compressor.build(batch, format)?;
         let options = self.partitions.fenced(options);
-        self.partitions.get(topic, partition).append(&batch, &options, Instant::now()).await
+        self.partitions.get(topic, partition).append(&batch, &options, since).await
     }
 
     /// Queues one record for the partition of its key, or for partitions in turn if it has none.

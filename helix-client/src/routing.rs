@@ -185,17 +185,8 @@ impl Routing {
         self.table().partition_count(topic).ok_or_else(|| topic_not_found(topic))
     }
 
-    /// Returns the versions of batches that a topic takes. Looks an unknown topic up once.
-    ///
-    /// Helix's own version if that fails: then the append fails too, and says why, or the service
-    /// refuses the batch.
-    pub(crate) async fn batch_format(&self, topic: &str) -> BatchFormat {
-        let _ = self.partition_count(topic).await;
-        self.table().batch_format(topic)
-    }
-
-    /// Like [`Self::batch_format`], without a call.
-    pub(crate) fn known_batch_format(&self, topic: &str) -> BatchFormat {
+    /// Returns the versions of batches that a topic takes, if the topic is known.
+    pub(crate) fn known_batch_format(&self, topic: &str) -> Option<BatchFormat> {
         self.table().batch_format(topic)
     }
 

@@ -13,6 +13,7 @@ use std::task::{Context, Poll, ready};
 
 use helix_proto::log::v1::{BatchFormat, Durability};
 use tokio::sync::oneshot;
+use tokio::time::Instant;
 use tonic::Code;
 
 use crate::append::{Ack, IntoBatch, too_large};
@@ -105,7 +106,7 @@ impl Client {
         let driver = SessionDriver::new(self.clone(), partition, options, identities, pipeline);
         tokio::spawn(driver.run(opened));
         is_open.await.unwrap_or_else(|_| Err(stopped()))?;
-        session.format = self.shared.routing.batch_format(topic).await;
+        session.format = self.batch_format(topic, Instant::now()).await?;
         Ok(session)
     }
 }

@@ -11,7 +11,7 @@ use tokio::io::{
     AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader, BufWriter,
 };
 use tokio::sync::{Notify, mpsc};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use crate::api::{produce, sasl, versions};
 use crate::context::RequestContext;
@@ -19,7 +19,7 @@ use crate::dispatch::{Answer, answer, decode};
 use crate::frame::{CheckedRequest, FrameError, ResponseFrame, check_frame, encode_response};
 use crate::lanes::Lanes;
 use crate::memory::MemoryPermit;
-use crate::state::{GatewayCounters, GatewayState};
+use crate::state::GatewayState;
 use crate::versions::served_api;
 use kafka_protocol::messages::{ApiKey, ProduceRequest};
 
@@ -133,13 +133,13 @@ where
     let requests = RequestLoop {
         lanes: Lanes::new(state.clone()),
         login: sasl::Login::new(&state),
-        state,
+        state: state.clone(),
         peer,
         read: BufReader::with_capacity(READ_BUFFER_BYTES, read),
         responses,
         unfinished: unfinished.clone(),
     };
-    let writing = write_responses(write, pending, unfinished);
+    let writing = write_responses(&state, write, pending, unfinished);
     tokio::pin!(writing);
     tokio::select! {
         end = requests.run() => match end {
@@ -156,6 +156,7 @@ where
 
 /// Writes responses in the order of their requests. Returns `None` once no more come.
 async fn write_responses(
+    state: &GatewayState,
     write: impl AsyncWrite + Unpin,
     mut pending: mpsc::Receiver<PendingResponse>,
     unfinished: Arc<Unfinished>,
@@ -169,6 +170,7 @@ async fn write_responses(
                 let writing = async {
                     for chunk in &frame.chunks {
                         write.write_all(chunk).await?;
+                        state.metrics.sent_bytes.add(chunk.len() as u64);
                     }
                     write.flush().await
                 };
@@ -207,7 +209,7 @@ impl<R: AsyncRead + Unpin + Send> RequestLoop<R> {
 
     async fn next_request(&mut self) -> Result<(), ConnectionEnd> {
         let (frame, mut permit) = self.read_frame().await?;
-        GatewayCounters::count(&self.state.counters.requests);
+        let began = Instant::now();
         if self.login.expects_token() {
             let response = self.login.on_token(&self.state, frame).await?;
             return self.write(response, permit).await;
@@ -230,6 +232,7 @@ impl<R: AsyncRead + Unpin + Send> RequestLoop<R> {
             self.unfinished.wait_until_none().await;
             self.lanes.clear();
             let response = self.login.answer(&self.state, &header, body).await?;
+            self.state.metrics.on_answer(key, began.elapsed());
             return self.write(response, permit).await;
         }
         let upstream = match self.login.upstream() {
@@ -250,12 +253,18 @@ impl<R: AsyncRead + Unpin + Send> RequestLoop<R> {
         if key == ApiKey::Produce {
             let request: ProduceRequest = decode(body, header.version)?;
             let outcome = produce::begin_produce(&context, &mut self.lanes, request);
+            let state = self.state.clone();
             let response = async move {
                 let produce::ProduceOutcome { response, has_silent_failure } = outcome.await;
+                state.metrics.on_answer(key, began.elapsed());
                 if has_silent_failure {
                     return PendingOutcome::Close(ConnectionEnd::SilentFailure);
                 }
-                match response.map(|response| encode_response(&header, &response)) {
+                let encoded = response.map(|response| {
+                    state.metrics.on_response(key, &response);
+                    encode_response(&header, &response)
+                });
+                match encoded {
                     None => PendingOutcome::Nothing(permit),
                     Some(Ok(frame)) => PendingOutcome::Write(frame, permit),
                     Some(Err(what)) => PendingOutcome::Close(ConnectionEnd::Message(what)),
@@ -271,6 +280,7 @@ impl<R: AsyncRead + Unpin + Send> RequestLoop<R> {
             answer = &mut answering => answer?,
             () = closed(&mut self.read) => return Err(ConnectionEnd::Closed),
         };
+        self.state.metrics.on_answer(key, began.elapsed());
         if let Some(response_permit) = response_permit {
             permit = response_permit;
         }
@@ -327,6 +337,7 @@ impl<R: AsyncRead + Unpin + Send> RequestLoop<R> {
             Ok(result) => result?,
             Err(_) => return Err(ConnectionEnd::TimedOut("a request")),
         }
+        self.state.metrics.received_bytes.add(count as u64 + 4);
         Ok((frame.freeze(), permit))
     }
 }

@@ -49,6 +49,7 @@ pub(crate) async fn answer(
             let request: $request = decode(body, header.version)?;
             // The handlers of rare requests would make every request's future large.
             let response = Box::pin($handler(context, request)).await;
+            context.state.metrics.on_response(header.api.key, &response);
             encode_response(header, &response)
         }};
     }

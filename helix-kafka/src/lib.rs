@@ -7,6 +7,7 @@
 //! - `connection` and `dispatch` answer the requests of a connection in order.
 //! - `lanes` appends batches in order; `batch` checks and converts them.
 //! - `api` has the handlers, `groups` the members of consumer groups.
+//! - `metrics` counts, `probes` serves the page and the health of the gateway.
 //! - `brokers` has the gateways of the cluster, `upstream` the cluster behind them.
 //!
 //! `docs/kafka.md` has the served APIs, docs/decisions/0056 the reasons.
@@ -22,7 +23,11 @@ pub mod frame;
 mod groups;
 mod lanes;
 mod memory;
+mod metrics;
 mod principals;
+mod probes;
+mod process;
+mod response_codes;
 pub mod schema;
 mod server;
 mod state;
@@ -30,5 +35,6 @@ mod upstream;
 pub mod versions;
 
 pub use brokers::{GatewayOfNode, HostPort};
+pub use metrics::{GatewayCounter, GatewayMetrics};
 pub use server::{Gateway, GatewayError, GatewayOptions};
-pub use state::{GatewayCounters, GatewayLimits, GatewayRules, GatewayState};
+pub use state::{GatewayLimits, GatewayRules, GatewayState};

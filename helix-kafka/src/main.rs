@@ -1,14 +1,19 @@
 //! The program `helix-kafka`.
 
-use std::net::SocketAddr;
+use std::io::{self, IsTerminal};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
+use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
 use clap::Parser;
 use helix_client::{Config, TlsOptions, TokenSource};
-use helix_kafka::{Gateway, GatewayLimits, GatewayOfNode, GatewayOptions, GatewayRules, HostPort};
+use helix_kafka::{
+    Gateway, GatewayError, GatewayLimits, GatewayOfNode, GatewayOptions, GatewayRules, HostPort,
+};
 use helix_tls::CertificateFiles;
+use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt;
@@ -26,6 +31,10 @@ struct Arguments {
     /// Address to listen on
     #[arg(long, env = "HELIX_KAFKA_LISTEN_ADDR", default_value = "127.0.0.1:9292")]
     listen_addr: SocketAddr,
+
+    /// Address of probes and metrics, or off [default: 127.0.0.1 and the port plus 552]
+    #[arg(long, env = "HELIX_KAFKA_METRICS_ADDR", value_parser = metrics_addr)]
+    metrics_addr: Option<MetricsAddr>,
 
     /// Address that clients dial, HOST:PORT [default: the one listened on]
     #[arg(long, env = "HELIX_KAFKA_ADVERTISED_ADDR")]
@@ -86,7 +95,29 @@ struct Arguments {
     /// Close connections without a request for this many seconds
     #[arg(long, env = "HELIX_KAFKA_IDLE_SECONDS", default_value_t = 600)]
     idle_seconds: u64,
+
+    /// Stop when standard input closes, so that the gateway ends with its parent process
+    #[arg(long, hide = true)]
+    exit_with_stdin: bool,
 }
+
+/// Address of the port for probes and metrics.
+#[derive(Debug, Clone, Copy)]
+enum MetricsAddr {
+    Off,
+    At(SocketAddr),
+}
+
+fn metrics_addr(text: &str) -> Result<MetricsAddr, String> {
+    if text == "off" {
+        return Ok(MetricsAddr::Off);
+    }
+    let addr = text.parse().map(MetricsAddr::At);
+    addr.map_err(|_| format!("{text:?} is neither IP:PORT nor off"))
+}
+
+/// Difference between the default port of metrics and the one that is listened on, as for nodes.
+const METRICS_PORT_STEP: u16 = 552;
 
 impl Arguments {
     fn options(self) -> anyhow::Result<GatewayOptions> {
@@ -117,6 +148,18 @@ impl Arguments {
         if self.auto_create_partitions == Some(0) {
             bail!("--auto-create-partitions must be at least 1");
         }
+        let metrics_addr = match self.metrics_addr {
+            Some(MetricsAddr::Off) => None,
+            Some(MetricsAddr::At(addr)) => Some(addr),
+            None => match self.listen_addr.port().checked_add(METRICS_PORT_STEP) {
+                Some(port) => Some(SocketAddr::from((Ipv4Addr::LOCALHOST, port))),
+                None => bail!(
+                    "the default port of metrics is {} plus {METRICS_PORT_STEP}, more than 65535; \
+                     set --metrics-addr to IP:PORT or off",
+                    self.listen_addr.port()
+                ),
+            },
+        };
         let token = TokenSource::from_env().context("the token of the gateway")?;
         let mut cluster = Config {
             endpoints: self.addr,
@@ -139,6 +182,7 @@ impl Arguments {
         });
         Ok(GatewayOptions {
             listen_addr: self.listen_addr,
+            metrics_addr,
             advertised_addr: self.advertised_addr,
             gateways: self.gateways,
             cluster,
@@ -158,26 +202,46 @@ impl Arguments {
     }
 }
 
+/// Exit code of a wrong configuration, as for clap's errors.
+const EXIT_USAGE: u8 = 2;
+
 #[tokio::main]
-async fn main() -> anyhow::Result<()> {
+async fn main() -> anyhow::Result<ExitCode> {
     let arguments = Arguments::parse();
     init_log();
-    let gateway = Gateway::bind(arguments.options()?).await?;
+    let exits_with_stdin = arguments.exit_with_stdin;
+    let bound = match arguments.options() {
+        Ok(options) => Gateway::bind(options).await,
+        Err(error) => return Ok(wrong_configuration(&error)),
+    };
+    let gateway = match bound {
+        Ok(gateway) => gateway,
+        Err(error @ GatewayError::Listen { .. }) => return Err(error.into()),
+        Err(error) => return Ok(wrong_configuration(&error.into())),
+    };
     let addr = gateway.local_addr()?;
     let broker = gateway.state().broker();
+    if let Some(metrics) = gateway.metrics_addr() {
+        tracing::info!(addr = %metrics, "serving metrics and probes");
+    }
     tracing::info!(%addr, advertised = %broker.address, broker = broker.node_id, "listening");
     let stop = CancellationToken::new();
     let serving = gateway.serve(stop.clone());
     tokio::pin!(serving);
     tokio::select! {
         () = &mut serving => {}
-        signal = stopped() => {
-            tracing::info!(signal = signal?, "stopping");
+        reason = stopped(exits_with_stdin) => {
+            tracing::info!(reason = reason?, "stopping");
             stop.cancel();
             serving.await;
         }
     }
-    Ok(())
+    Ok(ExitCode::SUCCESS)
+}
+
+fn wrong_configuration(error: &anyhow::Error) -> ExitCode {
+    eprintln!("error: {error:#}");
+    ExitCode::from(EXIT_USAGE)
 }
 
 /// Writes the log to stderr, with the gateway's own lines at the level of `HELIX_KAFKA_LOG`.
@@ -189,17 +253,33 @@ fn init_log() {
     };
     let targets =
         Targets::new().with_target("helix_kafka", level).with_default(level.min(LevelFilter::INFO));
-    let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
+    let lines = tracing_subscriber::fmt::layer().with_writer(io::stderr);
+    let lines = lines.with_ansi(io::stderr().is_terminal());
     tracing_subscriber::registry().with(lines).with(targets).init();
 }
 
-/// Waits for a signal to stop. Returns its name.
-async fn stopped() -> anyhow::Result<&'static str> {
+/// Waits for a signal to stop, or for the end of standard input. Returns the reason.
+async fn stopped(exits_with_stdin: bool) -> anyhow::Result<&'static str> {
     use tokio::signal::unix::{SignalKind, signal};
+    let input_closed = async {
+        if !exits_with_stdin {
+            return std::future::pending().await;
+        }
+        let (closed_sender, closed) = oneshot::channel::<()>();
+        // Not a task of tokio, for which the runtime would wait.
+        std::thread::spawn(move || {
+            // A read error ends the wait too, like the end of the input.
+            let _ = io::copy(&mut io::stdin().lock(), &mut io::sink());
+            drop(closed_sender);
+        });
+        // Always an error: the sender sends nothing and is dropped.
+        drop(closed.await);
+    };
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     tokio::select! {
         _ = terminate.recv() => Ok("SIGTERM"),
         _ = interrupt.recv() => Ok("SIGINT"),
+        () = input_closed => Ok("end of standard input"),
     }
 }

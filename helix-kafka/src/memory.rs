@@ -34,8 +34,7 @@ impl MemoryBudget {
     }
 
     /// Returns the bytes in use.
-    #[cfg(test)]
-    fn used(&self) -> usize {
+    pub(crate) fn used(&self) -> usize {
         self.bytes_max - self.units.available_permits() * UNIT_BYTES
     }
 }

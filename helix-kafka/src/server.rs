@@ -18,7 +18,8 @@ use tokio_util::task::TaskTracker;
 
 use crate::brokers::{GatewayOfNode, GatewayTable, HostPort};
 use crate::connection::{ConnectionEnd, serve_connection};
-use crate::state::{GatewayCounters, GatewayLimits, GatewayRules, GatewayState};
+use crate::probes::serve_probes;
+use crate::state::{GatewayLimits, GatewayRules, GatewayState};
 
 /// Wait after a failed accept: usually file descriptors are used up.
 const ACCEPT_WAIT: Duration = Duration::from_millis(100);
@@ -38,6 +39,8 @@ const STOP_DEADLINE: Duration = Duration::from_secs(10);
 pub struct GatewayOptions {
     /// Address to listen on; port 0 lets the system choose.
     pub listen_addr: SocketAddr,
+    /// Address of the port for probes and metrics; none without it.
+    pub metrics_addr: Option<SocketAddr>,
     /// Address that clients dial. Default: the one listened on.
     pub advertised_addr: Option<HostPort>,
     /// Gateways of all nodes, this one included. Empty: this one serves the whole cluster.
@@ -78,6 +81,7 @@ pub enum GatewayError {
 #[derive(Debug)]
 pub struct Gateway {
     listener: TcpListener,
+    probes: Option<TcpListener>,
     acceptor: Option<Arc<Acceptor>>,
     state: Arc<GatewayState>,
 }
@@ -91,6 +95,13 @@ impl Gateway {
         let addr = options.listen_addr;
         let listening = |error| GatewayError::Listen { addr, error };
         let listener = TcpListener::bind(addr).await.map_err(listening)?;
+        let probes = match options.metrics_addr {
+            None => None,
+            Some(addr) => {
+                let listening = |error| GatewayError::Listen { addr, error };
+                Some(TcpListener::bind(addr).await.map_err(listening)?)
+            }
+        };
         let local = listener.local_addr().map_err(listening)?;
         let own = options
             .advertised_addr
@@ -102,7 +113,7 @@ impl Gateway {
         let client = Client::new(options.cluster).map_err(GatewayError::Cluster)?;
         let acceptor = options.tls.map(acceptor).transpose().map_err(GatewayError::Tls)?;
         let state = GatewayState::new(client, brokers, options.limits, options.rules);
-        Ok(Self { listener, acceptor, state: Arc::new(state) })
+        Ok(Self { listener, probes, acceptor, state: Arc::new(state) })
     }
 
     /// Returns the address that is listened on.
@@ -113,6 +124,11 @@ impl Gateway {
         self.listener.local_addr()
     }
 
+    /// Returns the address of the port for probes and metrics.
+    pub fn metrics_addr(&self) -> Option<SocketAddr> {
+        self.probes.as_ref().and_then(|probes| probes.local_addr().ok())
+    }
+
     /// Returns the shared state, for statistics.
     pub fn state(&self) -> &Arc<GatewayState> {
         &self.state
@@ -120,7 +136,7 @@ impl Gateway {
 
     /// Serves clients until `stop`; then waits a while for open requests.
     pub async fn serve(self, stop: CancellationToken) {
-        let Self { listener, acceptor, state } = self;
+        let Self { listener, probes, acceptor, state } = self;
         let connections = Arc::new(Semaphore::new(state.limits.connections));
         let tracker = TaskTracker::new();
         let mut refusal_logged_at: Option<Instant> = None;
@@ -132,7 +148,15 @@ impl Gateway {
                     None => std::future::pending().await,
                 }
             };
-            tokio::join!(certificates, state.brokers.watch(), state.groups.watch(&state));
+            let probing = async {
+                match probes {
+                    Some(probes) => serve_probes(probes, state.clone()).await,
+                    None => std::future::pending().await,
+                }
+            };
+            let groups = &state.groups;
+            let reports = groups.watch_reports(&state);
+            tokio::join!(certificates, state.brokers.watch(), groups.watch(), reports, probing);
         };
         let accepting = async {
             loop {
@@ -145,6 +169,7 @@ impl Gateway {
                     }
                 };
                 let Ok(permit) = connections.clone().try_acquire_owned() else {
+                    state.metrics.refused.add(1);
                     let is_due = |at: Instant| at.elapsed() >= REFUSAL_LOG_INTERVAL;
                     if refusal_logged_at.is_none_or(is_due) {
                         refusal_logged_at = Some(Instant::now());
@@ -153,14 +178,16 @@ impl Gateway {
                     }
                     continue;
                 };
-                GatewayCounters::count(&state.counters.connections);
+                state.metrics.connections.add(1);
                 let task = connection(state.clone(), acceptor.clone(), socket, peer, permit);
                 let stop = stop.clone();
+                let counted = state.clone();
                 tracker.spawn(async move {
                     tokio::select! {
                         () = task => {}
                         () = stop.cancelled() => {}
                     }
+                    counted.metrics.ended.add(1);
                 });
             }
         };
@@ -196,10 +223,13 @@ async fn connection(
     };
     match end {
         end if end.is_violation() => {
-            GatewayCounters::count(&state.counters.protocol_errors);
+            state.metrics.protocol_errors.add(1);
             tracing::warn!(%peer, reason = %end, "closed a connection");
         }
-        ConnectionEnd::Login(what) => tracing::warn!(%peer, what, "closed a connection"),
+        ConnectionEnd::Login(what) => {
+            state.metrics.failed_logins.add(1);
+            tracing::warn!(%peer, what, "closed a connection");
+        }
         end => tracing::debug!(%peer, reason = %end, "connection ended"),
     }
 }

@@ -1,7 +1,6 @@
 //! State that all connections of the gateway share.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use helix_client::Client;
@@ -11,6 +10,7 @@ use crate::batch::ConvertedBatches;
 use crate::brokers::{GatewayOfNode, GatewayTable};
 use crate::groups::GroupRegistry;
 use crate::memory::MemoryBudget;
+use crate::metrics::GatewayMetrics;
 use crate::principals::PrincipalPool;
 use crate::upstream::Upstream;
 
@@ -79,32 +79,8 @@ pub struct GatewayState {
     pub(crate) groups: GroupRegistry,
     /// Native batches as Kafka batches.
     pub(crate) converted: ConvertedBatches,
-    /// Counters.
-    pub counters: GatewayCounters,
-}
-
-/// Counts of the gateway since its start.
-#[derive(Debug, Default)]
-pub struct GatewayCounters {
-    /// Connections accepted.
-    pub connections: AtomicU64,
-    /// Connections closed because of a defect of a request.
-    pub protocol_errors: AtomicU64,
-    /// Requests.
-    pub requests: AtomicU64,
-    /// Native batches that were converted for Kafka readers.
-    pub converted_batches: AtomicU64,
-    /// Native batches that were found converted.
-    pub converted_hits: AtomicU64,
-    /// Batches that were refused.
-    pub refused_batches: AtomicU64,
-}
-
-impl GatewayCounters {
-    /// Adds one.
-    pub(crate) fn count(counter: &AtomicU64) {
-        counter.fetch_add(1, Ordering::Relaxed);
-    }
+    /// Counts.
+    pub metrics: GatewayMetrics,
 }
 
 impl GatewayState {
@@ -132,7 +108,7 @@ impl GatewayState {
             stream_wanted: Notify::new(),
             groups: GroupRegistry::default(),
             converted: ConvertedBatches::new(limits.memory_bytes / CONVERTED_PART),
-            counters: GatewayCounters::default(),
+            metrics: GatewayMetrics::default(),
         }
     }
 }

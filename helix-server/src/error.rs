@@ -37,6 +37,13 @@ pub enum Error {
         quote(.topic)
     )]
     TopicDeleted { topic: String, expected: u64 },
+    /// A gateway has members in the group, which it assigns.
+    #[error(
+        "the group has {count} members of the gateway {}, such as {first:?}; stop them first, or \
+         use another group",
+        quote(.gateway)
+    )]
+    GatewayMembers { gateway: String, count: usize, first: Vec<String> },
     /// The name belongs to another topic than the request or its call began with.
     #[error(
         "topic {topic:?} was deleted and created again: its id is {current}, not {expected}; \

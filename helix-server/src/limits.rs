@@ -511,6 +511,13 @@ pub const COMMIT_BYTES_MAX: usize = 48 << 10;
 pub const SESSION_TIMEOUT_MIN: Duration = Duration::from_secs(1);
 pub const SESSION_TIMEOUT_MAX: Duration = Duration::from_secs(600);
 
+/// Bounds of a gateway's report of a group's members: texts, the time for which it counts, and the
+/// bytes of all reports of a shard. Ids of Kafka's members are longer than ours.
+pub const GATEWAY_TEXT_BYTES_MAX: usize = 128;
+pub const GATEWAY_REPORT_MIN: Duration = Duration::from_secs(1);
+pub const GATEWAY_REPORT_MAX: Duration = Duration::from_secs(60);
+pub const GATEWAY_REPORTS_BYTES_MAX: usize = 16 << 20;
+
 /// Bounds of the interval between heartbeats: a tenth of the session timeout within these.
 pub const GROUP_HEARTBEAT_MIN: Duration = Duration::from_millis(100);
 pub const GROUP_HEARTBEAT_MAX: Duration = Duration::from_secs(3);

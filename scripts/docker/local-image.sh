@@ -2,7 +2,8 @@
 # Builds the image of docker-compose.yml without an image registry: the Dockerfile's last stage on a
 # base from Debian's package mirror, with programs that were built on this machine.
 #   scripts/docker/local-image.sh           builds the release programs first
-#   scripts/docker/local-image.sh DIR       takes helix-server, helix and helix-bench from DIR
+#   scripts/docker/local-image.sh DIR       takes helix-server, helix, helix-bench and helix-kafka
+#                                           from DIR
 # HELIX_IMAGE names the result (helix:latest), DEBIAN_MIRROR the mirror. Building the base needs root
 # and debootstrap, once. The programs must not need a newer C library than that of the base; the last
 # step runs one of them to check.
@@ -45,11 +46,12 @@ docker image inspect "$base" >/dev/null 2>&1 \
 from=${1:-}
 if [ -z "$from" ]; then
     cargo build --release --locked -p helix-server -p helix-cli -p helix-bench
+    cargo build --release --locked -p helix-kafka
     from=${CARGO_TARGET_DIR:-target}/release
 fi
 
 mkdir -p "$work/context/programs"
-for program in helix-server helix helix-bench; do
+for program in helix-server helix helix-bench helix-kafka; do
     [ -f "$from/$program" ] || fail "$from/$program does not exist"
     strip --strip-debug -o "$work/context/programs/$program" "$from/$program"
 done

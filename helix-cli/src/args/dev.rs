@@ -38,8 +38,11 @@ pub(crate) const NODES_MAX: u8 = 5;
 /// Difference between the peer port and the client port of a node.
 pub(crate) const PEER_PORT_STEP: u16 = 100;
 
+/// Difference between the port for Kafka's clients and the client port of a node.
+pub(crate) const KAFKA_PORT_STEP: u16 = 200;
+
 /// Highest client port of the first node; all other ports lie above it.
-const BASE_PORT_MAX: u16 = u16::MAX - PEER_PORT_STEP - NODES_MAX as u16;
+const BASE_PORT_MAX: u16 = u16::MAX - KAFKA_PORT_STEP - NODES_MAX as u16;
 
 #[derive(Debug, Args)]
 #[command(
@@ -73,6 +76,12 @@ pub(crate) struct DevStartArgs {
     /// Data directory, which is kept on exit [default: helix-dev, removed unless it existed]
     #[arg(long, alias = "data-dir")]
     pub(crate) dir: Option<PathBuf>,
+    /// Start a helix-kafka beside each node, at +200, for Kafka's clients
+    ///
+    /// The program must be beside this one or on PATH. It gets the variables HELIX_KAFKA_... and
+    /// HELIX_TOKEN.
+    #[arg(long)]
+    pub(crate) kafka: bool,
     /// Setting of every node, as in `helix config list`; may be repeated
     ///
     /// Variables such as HELIX_SHARDS are not passed to the nodes.

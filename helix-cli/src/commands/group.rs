@@ -25,7 +25,8 @@ pub(crate) async fn run(global: &GlobalArgs, command: &GroupSubcommand) -> anyho
     let output = Output { format: global.output };
     match command {
         GroupSubcommand::List => {
-            let groups = client.admin().groups().await.context("list groups")?;
+            let groups = client.admin().groups_with_gateways().await;
+            let groups = groups.context("list groups")?;
             let verdict = all_are_listed(&client).await;
             if groups.is_empty() && verdict.is_ok() && !global.quiet {
                 message!("no groups");

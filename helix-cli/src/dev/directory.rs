@@ -126,7 +126,8 @@ mod tests {
     fn args(dir: PathBuf) -> DevStartArgs {
         let base = DevPortArgs { port: 1 };
         let set = Vec::new();
-        DevStartArgs { nodes: 3, base, memory: false, tls: false, keep: false, dir: Some(dir), set }
+        let (memory, tls, keep, kafka) = (false, false, false, false);
+        DevStartArgs { nodes: 3, base, memory, tls, keep, dir: Some(dir), kafka, set }
     }
 
     #[test]

@@ -3,6 +3,7 @@
 
 pub(crate) mod control;
 mod directory;
+mod gateways;
 
 use std::path::{Path, PathBuf};
 
@@ -27,6 +28,7 @@ use control::{
     ControlRequest, ControlResponse, ControlSocket, PendingRequest, ProcessStatus, with_port,
 };
 use directory::DataDirectory;
+use gateways::{DevGateways, METRICS_PORT_STEP, kafka_port};
 
 pub(crate) async fn run(global: &GlobalArgs, args: &DevArgs) -> anyhow::Result<()> {
     let (base, request) = match &args.command {
@@ -45,6 +47,7 @@ pub(crate) async fn run(global: &GlobalArgs, args: &DevArgs) -> anyhow::Result<(
 
 async fn start(global: &GlobalArgs, args: &DevStartArgs) -> anyhow::Result<()> {
     let plan = plan(args)?;
+    let kafka_program = args.kafka.then(gateways::find_program).transpose()?;
     if !global.quiet {
         for (variable, key) in ignored_variables() {
             message!("{variable} is not passed to the nodes; use --set {key}=VALUE");
@@ -59,11 +62,15 @@ async fn start(global: &GlobalArgs, args: &DevStartArgs) -> anyhow::Result<()> {
         make_dev_certificates(tls_dir, args.nodes.into())?;
     }
     let plan = ClusterPlan { directory: directory.path(), tls_dir, ..plan };
-    let mut dev = DevCluster { cluster: LocalCluster::start(&plan)?, is_quiet: global.quiet };
+    let cluster = LocalCluster::start(&plan)?;
+    let mut dev = DevCluster { cluster, gateways: DevGateways::default(), is_quiet: global.quiet };
     let outcome = tokio::select! {
         outcome = async {
             dev.cluster.ready().await.context("start the cluster")?;
-            let running = StartedCluster::new(&dev.cluster, &directory, args);
+            if let Some(program) = &kafka_program {
+                dev.gateways.start(program, &plan).await?;
+            }
+            let running = StartedCluster::new(&dev, &directory, args);
             if let Some(tls_dir) = &plan.tls_dir {
                 save_context(&running.addr, tls_dir)?;
             }
@@ -75,6 +82,7 @@ async fn start(global: &GlobalArgs, args: &DevStartArgs) -> anyhow::Result<()> {
         () = interrupted() => Ok(None),
     };
     dev.log("stopping");
+    dev.gateways.stop().await;
     let stopped = dev.cluster.stop().await;
     if plan.tls_dir.is_some() && directory.is_removed() {
         forget_context(&dev.cluster.addresses())?;
@@ -120,7 +128,12 @@ fn plan(args: &DevStartArgs) -> anyhow::Result<ClusterPlan> {
     for client in (base..).take(usize::from(args.nodes)) {
         let ports = NodePorts { client, peer: client + PEER_PORT_STEP };
         // A single node has no peer port.
-        let used = if args.nodes == 1 { vec![client] } else { vec![client, ports.peer] };
+        let mut used = if args.nodes == 1 { vec![client] } else { vec![client, ports.peer] };
+        if args.kafka {
+            let kafka = kafka_port(ports);
+            used.push(kafka);
+            used.extend(kafka.checked_add(METRICS_PORT_STEP));
+        }
         if let Some(port) = used.into_iter().find(|port| !is_free(*port)) {
             let failure = CliError::new(Exit::Error, format!("port {port} is in use"));
             let failure = failure.why("another dev cluster or node may be running");
@@ -145,6 +158,7 @@ fn plan(args: &DevStartArgs) -> anyhow::Result<ClusterPlan> {
 
 struct DevCluster {
     cluster: LocalCluster,
+    gateways: DevGateways,
     is_quiet: bool,
 }
 
@@ -167,6 +181,10 @@ impl DevCluster {
                         let CliError { why, .. } = failure;
                         self.log(why);
                     }
+                }
+                (node_id, status) = self.gateways.exited() => {
+                    let status = status.map(|status| status.to_string()).unwrap_or_default();
+                    self.log(&format!("gateway {node_id} exited: {status}"));
                 }
                 pending = control.next() => {
                     if pending.request == ControlRequest::Stop {
@@ -244,6 +262,8 @@ pub(crate) struct StartedCluster {
     data_dir: Option<PathBuf>,
     /// Context with the certificates; None without TLS.
     context: Option<String>,
+    /// Addresses for Kafka's clients; None without --kafka.
+    kafka: Option<String>,
     #[serde(skip)]
     port: u16,
 }
@@ -255,13 +275,15 @@ struct RunningNode {
 }
 
 impl StartedCluster {
-    fn new(cluster: &LocalCluster, directory: &DataDirectory, args: &DevStartArgs) -> Self {
+    fn new(dev: &DevCluster, directory: &DataDirectory, args: &DevStartArgs) -> Self {
+        let cluster = &dev.cluster;
         let node = |node: &ChildNode| RunningNode { node_id: node.node_id(), addr: node.address() };
         Self {
             addr: cluster.addresses().join(","),
             nodes: cluster.nodes().iter().map(node).collect(),
             data_dir: directory.path(),
             context: args.tls.then(|| TLS_CONTEXT.to_owned()),
+            kafka: dev.gateways.bootstrap(),
             port: args.base.port,
         }
     }
@@ -291,12 +313,30 @@ In another terminal, try:
   {helix} consume orders --from earliest
   {helix} tail orders --follow
   {helix} cluster health
-{}
+{}{}
 Ctrl-C, or {}, stops {}.
 ",
             self.cluster_text(&helix),
+            self.kafka_text(&helix, directory),
             with_port(&format!("{helix} dev stop"), self.port),
             if self.nodes.len() == 1 { "the node" } else { "the nodes" },
+        )
+    }
+
+    /// Returns the examples for Kafka's clients.
+    fn kafka_text(&self, helix: &str, directory: &DataDirectory) -> String {
+        let Some(bootstrap) = &self.kafka else { return String::new() };
+        let tls = directory.path().filter(|_| self.context.is_some()).map(|path| {
+            let ca = path.join("tls/ca.pem");
+            format!(" -X security.protocol=ssl -X ssl.ca.location={}", ca.display())
+        });
+        let tls = tls.unwrap_or_default();
+        format!(
+            "
+For Kafka's clients, bootstrap.servers is {bootstrap}
+  {helix} topic create events --batch-format any
+  echo hello | kcat -b {bootstrap}{tls} -P -t events
+"
         )
     }
 
@@ -327,7 +367,8 @@ mod tests {
     fn args(nodes: u8, port: u16) -> DevStartArgs {
         let base = DevPortArgs { port };
         let set = Vec::new();
-        DevStartArgs { nodes, base, memory: true, tls: false, keep: false, dir: None, set }
+        let (tls, keep, kafka) = (false, false, false);
+        DevStartArgs { nodes, base, memory: true, tls, keep, dir: None, kafka, set }
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Messages of commands about input that selects nothing, and about nodes that are not as usual.
 
-use crate::harness::{CommandOutput, DevProcess, ServerProcess, command, json, outcome};
+use crate::harness::{CommandOutput, DevProcess, ServerProcess, command, isolate, json, outcome};
 
 #[test]
 fn reads_that_select_nothing_say_so() {
@@ -80,6 +80,25 @@ fn dev_says_which_variables_it_does_not_pass_on() {
     assert_ne!(failed.code, 0, "{failed:?}");
     let told = "HELIX_SHARDS is not passed to the nodes; use --set shards=VALUE";
     assert!(failed.stderr.contains(told), "{failed:?}");
+}
+
+#[test]
+fn dev_says_how_to_get_the_gateway_for_kafka() {
+    // A copy of the program, with nothing beside it.
+    let directory = tempfile::tempdir().unwrap();
+    let program = directory.path().join("helix");
+    std::fs::copy(env!("CARGO_BIN_EXE_helix"), &program).unwrap();
+    let mut dev = std::process::Command::new(&program);
+    dev.args(["dev", "--memory", "--kafka", "--port", &DevProcess::free_port(3)]);
+    isolate(&mut dev);
+    dev.env("PATH", directory.path());
+    let failed = outcome(dev, "");
+    assert_eq!(failed.code, 3, "{failed:?}");
+    for words in
+        ["the program helix-kafka is neither beside", "cargo build --release -p helix-kafka"]
+    {
+        assert!(failed.stderr.contains(words), "{failed:?}");
+    }
 }
 
 /// Runs `helix dev` with a variable of the nodes in its environment.

@@ -1,9 +1,12 @@
 //! Administration of consumer groups: lists, descriptions, commits without a member, seeks.
 
+use std::collections::BTreeMap;
+
 use helix_proto::log::v1::{
     CommitOffsetsRequest, CommittedOffset, DeleteGroupRequest, DescribeGroupRequest,
     DescribeGroupResponse, ErrorReason, ForgetGroupTopicRequest, GetOffsetsRequest, GroupSummary,
-    ListGroupsRequest, OffsetAndLag, SeekGroupRequest, SoughtOffset, TopicPartition,
+    ListGroupsRequest, OffsetAndLag, ReportGatewayMembersRequest, SeekGroupRequest, SoughtOffset,
+    TopicPartition,
 };
 
 use super::{Admin, all_pages};
@@ -41,6 +44,49 @@ impl Admin {
     pub async fn groups(&self) -> Result<Vec<GroupSummary>> {
         all_pages(|page_token| async move { self.groups_page(PAGE_GROUPS, &page_token).await })
             .await
+    }
+
+    /// Returns all groups, ordered by name, with the members that gateways have in them.
+    ///
+    /// Only the coordinator of a group knows these, so every node is asked. A node that does not
+    /// respond is left out.
+    ///
+    /// # Errors
+    /// The last failure if no node responds within the request timeout.
+    pub async fn groups_with_gateways(&self) -> Result<Vec<GroupSummary>> {
+        let groups = self.groups().await?;
+        let mut by_name: BTreeMap<String, GroupSummary> =
+            groups.into_iter().map(|group| (group.group.clone(), group)).collect();
+        let nodes = self.metadata(&[""]).await?.nodes;
+        let lists = nodes.iter().map(|node| {
+            all_pages(move |page_token| async move {
+                let mut client = self.client.shared.routing.node(&node.endpoint)?.group();
+                let request = ListGroupsRequest { page_size: PAGE_GROUPS, page_token };
+                let page = self.once("list groups", client.list_groups(request)).await?;
+                Ok((page.groups, page.next_page_token))
+            })
+        });
+        let lists = futures_util::future::join_all(lists).await;
+        for group in lists.into_iter().flatten().flatten() {
+            if !group.gateway.is_empty() {
+                by_name.insert(group.group.clone(), group);
+            }
+        }
+        Ok(by_name.into_values().collect())
+    }
+
+    /// Reports the members that a gateway has in a group. For gateways of other protocols.
+    ///
+    /// # Errors
+    /// `GROUP_NOT_EMPTY` if the group has members of this API; `INVALID_ARGUMENT` beyond the limits
+    /// of a report.
+    pub async fn report_gateway_members(&self, report: ReportGatewayMembersRequest) -> Result<()> {
+        let call = CallSpec::new("report gateway members", Repeat::Always);
+        let response = self.client.call_coordinator(&report.group, call, |node| {
+            let request = report.clone();
+            async move { node.group().report_gateway_members(request).await }
+        });
+        response.await.map(|_| ())
     }
 
     /// Returns a page of groups and the token of the next page, which is empty at the end.

@@ -179,7 +179,7 @@ impl Batcher {
     /// Returns the bytes that a record of a topic may take beyond its own form.
     fn extra_bytes(&self, topic: &str) -> usize {
         match self.partitions.client.shared.routing.known_batch_format(topic) {
-            BatchFormat::Kafka => KAFKA_RECORD_EXTRA_BYTES,
+            Some(BatchFormat::Kafka) => KAFKA_RECORD_EXTRA_BYTES,
             _ => 0,
         }
     }
@@ -295,9 +295,9 @@ impl PartitionTask {
         timeout_at(end, self.items.recv()).await.ok().flatten()
     }
 
-    async fn build(&self, records: &[Record]) -> Result<EncodedBatch> {
+    async fn build(&self, records: &[Record], since: Instant) -> Result<EncodedBatch> {
         let topic = self.partition_producer.topic();
-        let format = self.partitions.client.shared.routing.batch_format(topic).await;
+        let format = self.partitions.client.batch_format(topic, since).await?;
         self.partitions.compressor.build(records, format)
     }
 
@@ -310,7 +310,7 @@ impl PartitionTask {
         let result = match self.failure.get() {
             Some(failure) => Err(failure.clone()),
             None => {
-                let batch = self.build(&records).await;
+                let batch = self.build(&records, since).await;
                 drop(records);
                 match batch {
                     Err(error) => Err(error),

@@ -121,9 +121,9 @@ impl RouteTable {
         self.topics.get(topic).map_or(0, |known| known.id)
     }
 
-    /// Returns the versions of batches that a topic takes; those of Helix if it is not known.
-    pub(super) fn batch_format(&self, topic: &str) -> BatchFormat {
-        self.topics.get(topic).map_or(BatchFormat::Helix, |known| known.batch_format)
+    /// Returns the versions of batches that a topic takes; `None` if it is not known.
+    pub(super) fn batch_format(&self, topic: &str) -> Option<BatchFormat> {
+        self.topics.get(topic).map(|known| known.batch_format)
     }
 
     pub(super) fn shard_of(&self, topic: &str, partition: u32) -> Result<u32> {

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use helix_client::proto::batch::encode;
-use helix_client::proto::log::v1::ErrorReason;
+use helix_client::proto::kafka::KAFKA_BATCH_VERSION;
+use helix_client::proto::log::v1::{BatchFormat, ErrorReason};
 use helix_client::{
     Ack, AppendOptions, Client, Config, Event, FetchOptions, Position, ProducerOptions,
     ReadOptions, ReadStart, Result, SessionOptions,
@@ -319,6 +320,28 @@ async fn topic_is_missing_only_if_no_node_knows_it() {
     cluster.set_lacks_topics(2, true);
     let error = client(&cluster).partition_count(TOPIC).await.unwrap_err();
     assert!(error.is(ErrorReason::TopicNotFound), "{error}");
+}
+
+/// A batch of Helix's version would be refused.
+#[tokio::test]
+async fn first_append_looks_the_version_of_batches_up_until_a_node_answers() {
+    let cluster = FakeCluster::start(seed(), 0.0).await;
+    cluster.set_batch_format(BatchFormat::Kafka);
+    let client = client(&cluster);
+    (0..NODES).for_each(|node| cluster.kill(node));
+    let appending = tokio::spawn({
+        let client = client.clone();
+        let records = vec![record("x")];
+        async move { client.append(TOPIC, 0, &records, &AppendOptions::default()).await }
+    });
+    // A lookup after the first one of the append.
+    tokio::task::yield_now().await;
+    in_time(client.partition_count(TOPIC)).await.unwrap_err();
+    for node in 0..NODES {
+        cluster.restart(node, false).await;
+    }
+    in_time(appending).await.unwrap().unwrap();
+    assert_eq!(cluster.batch_versions(0), [KAFKA_BATCH_VERSION]);
 }
 
 #[tokio::test]

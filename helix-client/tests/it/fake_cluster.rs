@@ -94,6 +94,8 @@ struct State {
     are_appends_blocked: bool,
     /// An append was blocked.
     has_blocked_append: bool,
+    /// Versions of batches that the topic takes.
+    batch_format: BatchFormat,
     /// Nodes whose metadata has no topics yet.
     lacks_topics: [bool; NODES],
     cluster_id: String,
@@ -162,6 +164,7 @@ impl FakeCluster {
             silent_subscriptions: 0,
             are_appends_blocked: false,
             has_blocked_append: false,
+            batch_format: BatchFormat::Unspecified,
             lacks_topics: [false; NODES],
             cluster_id: "test".to_owned(),
             addresses: listeners.iter().map(address).collect(),
@@ -204,6 +207,11 @@ impl FakeCluster {
     }
 
     /// Sets whether this node lacks the topic in its metadata.
+    /// Lets the topic take Kafka batches.
+    pub(crate) fn set_batch_format(&self, batch_format: BatchFormat) {
+        self.cluster.state().batch_format = batch_format;
+    }
+
     pub(crate) fn set_lacks_topics(&self, node: usize, lacks_topics: bool) {
         self.cluster.state().lacks_topics[node] = lacks_topics;
     }
@@ -289,6 +297,12 @@ impl FakeCluster {
             .flat_map(|(_, batch)| batch::decode(batch).unwrap().records)
             .map(|record| String::from_utf8(record.value.unwrap().to_vec()).unwrap())
             .collect()
+    }
+
+    /// Returns the versions of the batches in a partition.
+    pub(crate) fn batch_versions(&self, partition: u32) -> Vec<u32> {
+        let state = self.cluster.state();
+        state.logs[&partition].batches.iter().map(|(_, batch)| batch.version).collect()
     }
 
     /// Stops a node as SIGSTOP does.

@@ -13,7 +13,7 @@ use helix_client::proto::log::v1::{
 };
 use helix_client::{Connection, Error, Route};
 use kafka_protocol::error::ResponseError;
-use kafka_protocol::messages::FetchRequest;
+use kafka_protocol::messages::{ApiKey, FetchRequest};
 use tokio::time::{Instant, timeout};
 
 use super::fetch_response::{FetchedPartition, encode_fetch_response};
@@ -22,7 +22,6 @@ use crate::context::RequestContext;
 use crate::errors::{CallTarget, code_of};
 use crate::frame::{RequestHeader, ResponseFrame};
 use crate::memory::MemoryPermit;
-use crate::state::GatewayCounters;
 use crate::upstream::leader_epoch;
 
 /// Most bytes of records in one response; a node sends no more at once.
@@ -78,6 +77,7 @@ pub(crate) async fn fetch(
     if request.session_epoch > 0 {
         // The client continues a session that it did not get from this gateway.
         let code = ResponseError::FetchSessionIdNotFound.code();
+        context.state.metrics.on_code(ApiKey::Fetch, code);
         let permit = context.state.memory.take(1).await;
         return Ok((encode_fetch_response(header, code, Vec::new())?, permit));
     }
@@ -88,14 +88,22 @@ pub(crate) async fn fetch(
         let is_settled = read_all(context, &mut topics, &wanted, bytes_max, &rack).await;
         let bytes = records_len(&topics);
         if bytes >= bytes_min || is_settled || Instant::now() >= deadline || wanted.is_empty() {
+            count_errors(context, &topics);
             permit.shrink_to(bytes + 1024);
             return Ok((encode_fetch_response(header, 0, topics)?, permit));
         }
         drop(permit);
         if let Some(topics) = poll(context, &request, &wanted, bytes_min, deadline, &rack).await {
             let permit = context.state.memory.take(records_len(&topics) + 1024).await;
+            count_errors(context, &topics);
             return Ok((encode_fetch_response(header, 0, topics)?, permit));
         }
+    }
+}
+
+fn count_errors(context: &RequestContext, topics: &Topics) {
+    for partition in topics.iter().flat_map(|(_, partitions)| partitions) {
+        context.state.metrics.on_code(ApiKey::Fetch, partition.error_code);
     }
 }
 
@@ -388,11 +396,11 @@ fn fill(
                 let cache = &context.state.converted;
                 cache.get_or_convert(records.topic_id, wanted.partition, stored).map(
                     |(batch, was_found)| {
-                        let counters = &context.state.counters;
-                        GatewayCounters::count(match was_found {
-                            true => &counters.converted_hits,
-                            false => &counters.converted_batches,
-                        });
+                        let metrics = &context.state.metrics;
+                        match was_found {
+                            true => metrics.converted_hits.add(1),
+                            false => metrics.converted_batches.add(1),
+                        }
                         batch
                     },
                 )

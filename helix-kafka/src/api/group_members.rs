@@ -15,7 +15,7 @@ use kafka_protocol::messages::{
 use super::coordinator::{check_coordinator, check_group_right};
 use crate::context::{RequestContext, text};
 use crate::errors::{CallTarget, code_of};
-use crate::groups::{JoinSpec, Joined, Reply};
+use crate::groups::{JoinSpec, Joined, Reply, gateway_name, is_unknown_call};
 
 /// First version of JoinGroup in which new members learn their ids before they join.
 const KNOWN_ID_SINCE: i16 = 4;
@@ -59,7 +59,7 @@ async fn joined(
     check_coordinator(context, &group).await.map_err(refused)?;
     let right = check_group_right(context, &group, AccessOperation::Read);
     right.await.map_err(refused)?;
-    check_not_native(context, &group).await.map_err(refused)?;
+    announce(context, &group).await.map_err(refused)?;
     let session_timeout = millis(request.session_timeout_ms);
     let rebalance_timeout = match context.version {
         0 => session_timeout,
@@ -82,7 +82,7 @@ async fn joined(
         protocol_type: request.protocol_type.to_string(),
         protocols: protocols.map(|it| (it.name.to_string(), it.metadata)).collect(),
     };
-    match context.state.groups.join(&group, spec) {
+    match context.state.groups.join(&group, spec, &context.upstream) {
         Reply::Now(result) => result,
         Reply::Later(result) => {
             // The group was given up.
@@ -92,11 +92,35 @@ async fn joined(
     }
 }
 
-/// Checks that the group has no native members: the two protocols cannot share partitions.
+/// Reports a group to the cluster, which refuses native members from then on.
+///
+/// # Errors
+/// INCONSISTENT_GROUP_PROTOCOL if the group has native members: the two protocols cannot share
+/// partitions. Otherwise the code of the failure.
+async fn announce(context: &RequestContext, group: &str) -> Result<(), ResponseError> {
+    let report = context.state.groups.report(group, gateway_name(&context.state));
+    let Err(error) = context.upstream.client().admin().report_gateway_members(report).await else {
+        return Ok(());
+    };
+    if error.is(ErrorReason::GroupNotEmpty) {
+        tracing::warn!(group, %error, "refused a Kafka client: use another group");
+        return Err(ResponseError::InconsistentGroupProtocol);
+    }
+    // The cluster works without the report, and its commits are fenced.
+    if is_unknown_call(&error) || error.is(ErrorReason::GroupLimitReached) {
+        return check_not_native(context, group).await;
+    }
+    Err(match code_of(&error, CallTarget::Group) {
+        code @ ResponseError::GroupAuthorizationFailed => code,
+        _ => ResponseError::CoordinatorNotAvailable,
+    })
+}
+
+/// Checks that the group has no native members.
 async fn check_not_native(context: &RequestContext, group: &str) -> Result<(), ResponseError> {
     let admin = context.upstream.client().admin();
     match admin.describe_group_page(group, false, 1, "").await {
-        Ok(description) if description.members.is_empty() => Ok(()),
+        Ok(it) if it.members.is_empty() || !it.gateway.is_empty() => Ok(()),
         Ok(description) => {
             let member = description.members.first().map(|member| member.member_id.clone());
             tracing::warn!(
@@ -208,6 +232,7 @@ pub(crate) async fn heartbeat(
 ) -> HeartbeatResponse {
     let group = request.group_id.to_string();
     let instance_id = request.group_instance_id.map(|name| name.to_string());
+    context.state.groups.heard(&group, &context.upstream);
     let result = match check_coordinator(context, &group).await {
         Ok(()) => context.state.groups.with(&group, |group, now| {
             let generation = request.generation_id;

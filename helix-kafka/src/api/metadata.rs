@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use helix_client::NewTopic;
-use helix_client::proto::log::v1::ErrorReason;
+use helix_client::proto::log::v1::{AccessOperation, ErrorReason, ResourceKind};
 use kafka_protocol::error::ResponseError;
 use kafka_protocol::messages::metadata_response::{
     MetadataResponseBroker, MetadataResponsePartition, MetadataResponseTopic,
@@ -62,11 +62,26 @@ pub(crate) async fn metadata(
         true => create_missing(context, view, &names).await,
         false => view,
     };
-    let topics = names.into_iter().map(|name| match view.topics.get(&name) {
-        Some(topic) => described(context, &view, &name, topic),
-        None => unknown(TopicName(text(name)), ResponseError::UnknownTopicOrPartition),
-    });
-    response.with_topics(topics.collect())
+    let mut topics = Vec::with_capacity(names.len());
+    for name in names {
+        topics.push(match view.topics.get(&name) {
+            Some(topic) => described(context, &view, &name, topic),
+            None => {
+                let code = missing_code(context, &name).await;
+                unknown(TopicName(text(name)), code)
+            }
+        });
+    }
+    response.with_topics(topics)
+}
+
+/// Returns the code of a topic that is not in the view. Without a right to it the client learns
+/// that at once, whether the topic exists or not, and does not wait for it to appear.
+async fn missing_code(context: &RequestContext, name: &str) -> ResponseError {
+    match context.upstream.may(ResourceKind::Topic, name, AccessOperation::Describe).await {
+        Ok(false) => ResponseError::TopicAuthorizationFailed,
+        Ok(true) | Err(_) => ResponseError::UnknownTopicOrPartition,
+    }
 }
 
 /// Returns the gateways that answer, as brokers.

@@ -13,7 +13,6 @@ use tokio::time::{Instant, timeout_at};
 use crate::batch::check_produced;
 use crate::context::{RequestContext, text};
 use crate::lanes::{LaneBatch, LaneKey, LaneResult, Lanes};
-use crate::state::GatewayCounters;
 
 /// Bounds of the time that a request waits for its acks.
 const WAIT_MIN: Duration = Duration::from_secs(1);
@@ -113,11 +112,12 @@ fn begin_batch(
     let (partition, produced) = match checked {
         Ok(checked) => checked,
         Err((code, what)) => {
-            GatewayCounters::count(&context.state.counters.refused_batches);
+            context.state.metrics.refused_batches.add(1);
             tracing::debug!(topic = %**topic, partition = index, what, "refused a batch");
             return Outcome::Known(Err((code, what)));
         }
     };
+    context.state.metrics.recompressed_batches.add(u64::from(produced.is_recompressed));
     let key = LaneKey {
         topic: topic.to_string(),
         partition,

@@ -96,6 +96,7 @@ impl Login {
                 let response = SaslHandshakeResponse::default()
                     .with_error_code(code.map_or(0, |code| code.code()))
                     .with_mechanisms(mechanisms);
+                state.metrics.on_response(header.api.key, &response);
                 encode_response(header, &response)
             }
             _ => {
@@ -104,6 +105,7 @@ impl Login {
                     Ok(()) => SaslAuthenticateResponse::default(),
                     Err(what) => {
                         tracing::warn!(what, "refused a login");
+                        state.metrics.failed_logins.add(1);
                         // A wrong secret cannot be tried at the speed of the network.
                         tokio::time::sleep(std::time::Duration::from_millis(200)).await;
                         SaslAuthenticateResponse::default()
@@ -111,6 +113,7 @@ impl Login {
                             .with_error_message(Some(text(what)))
                     }
                 };
+                state.metrics.on_response(header.api.key, &response);
                 encode_response(header, &response)
             }
         };

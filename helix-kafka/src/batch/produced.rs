@@ -27,6 +27,8 @@ pub struct ProducedBatch {
     pub producer: Option<(u64, u32)>,
     /// Sequence of the first record, with a producer.
     pub sequence: Option<u32>,
+    /// Stored with another codec than it came with.
+    pub is_recompressed: bool,
 }
 
 /// Code and text of a refused batch.
@@ -70,11 +72,13 @@ pub fn check_produced(records: Option<Bytes>) -> Result<ProducedBatch, Refusal> 
         }
     };
     let record_count = kafka.record_count();
+    let is_recompressed = matches!(kafka.codec(), KafkaCodec::Gzip | KafkaCodec::Snappy);
     let records = match kafka.codec() {
         KafkaCodec::Gzip | KafkaCodec::Snappy => recompressed(&kafka).map_err(refused)?,
         KafkaCodec::None | KafkaCodec::Lz4 | KafkaCodec::Zstd => records,
     };
-    Ok(ProducedBatch { batch: batch::from_kafka(record_count, records), producer, sequence })
+    let batch = batch::from_kafka(record_count, records);
+    Ok(ProducedBatch { batch, producer, sequence, is_recompressed })
 }
 
 /// Returns a batch with LZ4 in place of another codec, or uncompressed if that is smaller. Records

@@ -141,6 +141,8 @@ class Confluent:
 class KafkaPython:
     """kafka-python, in pure Python."""
 
+    PRODUCER = {"enable_idempotence": True}
+
     def __init__(self):
         import kafka
         import kafka.admin
@@ -167,7 +169,7 @@ class KafkaPython:
 
     def produce(self, topic, codec, records):
         producer = self.lib.KafkaProducer(
-            bootstrap_servers=BOOTSTRAP.split(","), enable_idempotence=True, acks="all", linger_ms=5,
+            bootstrap_servers=BOOTSTRAP.split(","), acks="all", linger_ms=5, **self.PRODUCER,
             compression_type=None if codec == "none" else codec,
         )
         sent = [
@@ -242,6 +244,12 @@ class KafkaPython:
         offsets = [consumer.committed(self.lib.TopicPartition(topic, p)) for p in range(PARTITIONS)]
         consumer.close()
         return [-1001 if offset is None else offset for offset in offsets]
+
+
+class KafkaPythonOld(KafkaPython):
+    """kafka-python of 2019: no flexible versions, no idempotence."""
+
+    PRODUCER = {}
 
 
 class Aiokafka:
@@ -357,7 +365,10 @@ def helix_values(topic, count):
 
 
 def main():
-    client = {"confluent": Confluent, "kafka-python": KafkaPython, "aiokafka": Aiokafka}[LIBRARY]()
+    client = {
+        "confluent": Confluent, "kafka-python": KafkaPython, "kafka-python-old": KafkaPythonOld,
+        "aiokafka": Aiokafka,
+    }[LIBRARY]()
     started, topic = time.time(), f"check-{NAME}"
     client.create(topic)
     sent, number = {p: [] for p in range(PARTITIONS)}, 0

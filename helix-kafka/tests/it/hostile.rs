@@ -12,10 +12,11 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 /// Deadline of everything that a test waits for.
-const DEADLINE: Duration = Duration::from_secs(20);
+pub(crate) const DEADLINE: Duration = Duration::from_secs(20);
 
-struct TestGateway {
-    addr: SocketAddr,
+pub(crate) struct TestGateway {
+    pub(crate) addr: SocketAddr,
+    pub(crate) metrics_addr: SocketAddr,
     stop: CancellationToken,
 }
 
@@ -28,6 +29,7 @@ impl Drop for TestGateway {
 async fn gateway(limits: GatewayLimits, rules: GatewayRules) -> TestGateway {
     let options = GatewayOptions {
         listen_addr: "127.0.0.1:0".parse().unwrap(),
+        metrics_addr: Some("127.0.0.1:0".parse().unwrap()),
         advertised_addr: None,
         gateways: Vec::new(),
         cluster: Config::new(["127.0.0.1:1"]),
@@ -37,15 +39,16 @@ async fn gateway(limits: GatewayLimits, rules: GatewayRules) -> TestGateway {
     };
     let gateway = Gateway::bind(options).await.unwrap();
     let (addr, stop) = (gateway.local_addr().unwrap(), CancellationToken::new());
+    let metrics_addr = gateway.metrics_addr().unwrap();
     tokio::spawn(gateway.serve(stop.clone()));
-    TestGateway { addr, stop }
+    TestGateway { addr, metrics_addr, stop }
 }
 
-async fn plain() -> TestGateway {
+pub(crate) async fn plain() -> TestGateway {
     gateway(GatewayLimits::default(), GatewayRules::default()).await
 }
 
-fn frame(key: i16, version: i16, rest: &[u8]) -> Vec<u8> {
+pub(crate) fn frame(key: i16, version: i16, rest: &[u8]) -> Vec<u8> {
     let length = i32::try_from(8 + rest.len()).unwrap();
     let mut bytes = length.to_be_bytes().to_vec();
     bytes.extend(key.to_be_bytes());
@@ -75,7 +78,7 @@ async fn closed(socket: &mut TcpStream) {
     }
 }
 
-async fn expect_api_versions(gateway: &TestGateway) {
+pub(crate) async fn expect_api_versions(gateway: &TestGateway) {
     let mut socket = TcpStream::connect(gateway.addr).await.unwrap();
     socket.write_all(&frame(18, 0, b"\0\x02me")).await.unwrap();
     let bytes = response(&mut socket).await;

@@ -196,6 +196,10 @@ methods! {
             check.one(Operation::Alter, Resource::Group(&it.group))?;
             check.one(Operation::Describe, Resource::Topic(&it.topic))
         };
+        ReportGatewayMembers(ReportGatewayMembersRequest) Data
+            "read on the group"
+            => |it, check|
+            check.one(Operation::Read, Resource::Group(&it.group));
         DeleteGroup(DeleteGroupRequest) Control
             "delete on the group"
             => |it, check|

@@ -11,11 +11,13 @@ use helix_proto::log::v1::{
     DeleteGroupResponse, DescribeGroupRequest, DescribeGroupResponse, ForgetGroupTopicRequest,
     ForgetGroupTopicResponse, GetOffsetsRequest, GetOffsetsResponse, HeartbeatRequest,
     HeartbeatResponse, LeaveRequest, LeaveResponse, ListGroupsRequest, ListGroupsResponse,
-    SeekGroupRequest, SeekGroupResponse, TopicPartition,
+    ReportGatewayMembersRequest, ReportGatewayMembersResponse, SeekGroupRequest, SeekGroupResponse,
+    TopicPartition,
 };
 use tonic::{Request, Response, Status};
 
 use super::authorize::{Visibility, authorize_change, authorize_request, authorize_subscription};
+use super::group_gateway::check_no_gateway;
 use super::recheck::{self, HeldRights};
 use super::status::status_at;
 use super::{call_memory, group_describe, group_offsets, time};
@@ -93,6 +95,9 @@ impl GroupHandler {
             }
             found => found?,
         };
+        if report.epoch == 0 {
+            check_no_gateway(&shard, group)?;
+        }
         let mut held = HeartbeatRequest { group: group.to_owned(), ..HeartbeatRequest::default() };
         if self.node.auth_mode() != AuthMode::Off {
             held.topics.clone_from(&report.spec.topics);
@@ -293,6 +298,7 @@ impl GroupHandler {
     async fn delete(&self, request: DeleteGroupRequest) -> Result<()> {
         check_group(&request.group)?;
         let shard = self.node.find_group(&request.group).await?;
+        check_no_gateway(&shard, &request.group)?;
         let change = GroupChange::Delete { offsets_epoch: request.offsets_epoch };
         match shard.change_group(&request.group, change).await {
             Ok(()) => Ok(()),
@@ -302,7 +308,7 @@ impl GroupHandler {
 
     /// Resolves partitions that a member reports. Partitions of unknown topics are left out: the
     /// member cannot own them.
-    fn keys(
+    pub(super) fn keys(
         &self,
         field: &'static str,
         partitions: &[TopicPartition],
@@ -540,6 +546,15 @@ impl GroupService for GroupHandler {
         authorize_change(&self.node, &request).await?;
         let forgotten = group_offsets::forget_topic(&self.node, request.into_inner()).await?;
         Ok(Response::new(forgotten))
+    }
+
+    async fn report_gateway_members(
+        &self,
+        request: Request<ReportGatewayMembersRequest>,
+    ) -> Result<Response<ReportGatewayMembersResponse>, Status> {
+        authorize_request(&self.node, &request)?;
+        self.report_gateway(request.into_inner()).await?;
+        Ok(Response::new(ReportGatewayMembersResponse {}))
     }
 
     async fn delete_group(

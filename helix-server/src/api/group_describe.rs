@@ -13,11 +13,12 @@ use tokio::time::Instant;
 use super::authorize::Visibility;
 use super::delivery_reason::{DeliveryOwner, DeliveryReason, DeliveryState, Unassigned};
 use super::group::{wire_duration, wire_partitions};
+use super::group_gateway::wire_state;
 use super::group_lag::{LagView, readable_records, uncommitted_lag};
 use super::group_offsets::read_group;
 use super::group_pages::{GroupPageRequest, GroupRowKey};
 use super::{time, wire_shard_id};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::limits::{
     GROUP_LEFT_OUT_MAX, GROUP_MEMBER_BYTES, GROUP_PARTITION_BYTES, OFFSET_CHANGE_BYTES,
 };
@@ -27,7 +28,7 @@ use crate::log::{
     within_limits,
 };
 use crate::node::Node;
-use crate::shard::{MemberSession, Shard};
+use crate::shard::{GatewayGroup, MemberSession, ReportedMember, Shard};
 use crate::transport::CallMemory;
 
 /// Describes a group, at its coordinator.
@@ -38,15 +39,19 @@ pub(super) async fn describe(
     call: Option<&CallMemory>,
 ) -> Result<DescribeGroupResponse> {
     let page = GroupPageRequest::parse(request.page_size, &request.page_token)?;
-    let group = read_group(node, &request.group).await?;
-    let shard = node.find_group(&request.group).await?;
-    let targets: BTreeMap<PartitionKey, &str> = group
+    let (group, of_gateway, shard) = read_described(node, &request.group).await?;
+    let mut targets: BTreeMap<PartitionKey, &str> = group
         .members()
         .flat_map(|(id, member)| member.target.iter().map(move |partition| (*partition, &**id)))
         .collect();
     let subscribed = SubscribedTopics::new(node.matched_topics(&group));
-    let owners = group.owners();
+    let mut owners = group.owners();
     let mut keys = subscribed.keys();
+    for member in of_gateway.iter().flat_map(|report| &report.members) {
+        keys.extend(member.partitions.iter().copied());
+        owners.extend(member.partitions.iter().map(|key| (*key, &member.id)));
+        targets.extend(member.partitions.iter().map(|key| (*key, &*member.id)));
+    }
     keys.extend(group.offsets().map(|(key, _)| key));
     for (topic_id, count) in group.assigned_topics().iter() {
         let topic_id = *topic_id;
@@ -56,6 +61,7 @@ pub(super) async fn describe(
         node,
         visible,
         group: &group,
+        of_gateway: of_gateway.as_deref(),
         sessions: shard.group_sessions().of_group(&request.group),
         empty_since: shard.group_sessions().empty_since(&request.group),
         topics: described_topics(
@@ -69,7 +75,9 @@ pub(super) async fn describe(
         include_history: request.include_history,
     };
     keys.retain(|key| visible.sees_topic(description.topic_name(*key)));
-    let members = group.members().map(|(id, _)| GroupRowKey::Member(id.clone()));
+    let reported = of_gateway.iter().flat_map(|report| &report.members).map(|member| &member.id);
+    let members = group.members().map(|(id, _)| id).chain(reported);
+    let members = members.map(|id| GroupRowKey::Member(id.clone()));
     let rows = members.chain(keys.into_iter().map(GroupRowKey::Partition));
     let page = page.cut(rows, |row| description.row_bytes(row));
     page.reserve(call).await?;
@@ -83,7 +91,8 @@ pub(super) async fn describe(
         }
     }
     Ok(DescribeGroupResponse {
-        state: state_of(&group).into(),
+        state: state_of(&group, of_gateway.as_deref()).into(),
+        gateway: of_gateway.as_ref().map(|it| it.gateway.clone()).unwrap_or_default(),
         group_epoch: group.epoch(),
         assignment_epoch: group.assignment_epoch(),
         shard_id: wire_shard_id(shard.id()),
@@ -96,7 +105,29 @@ pub(super) async fn describe(
     })
 }
 
-pub(super) fn state_of(group: &ConsumerGroup) -> GroupState {
+/// Reads a group's state and the members that a gateway has in it, at its coordinator.
+async fn read_described(
+    node: &Node,
+    name: &str,
+) -> Result<(Arc<ConsumerGroup>, Option<Arc<GatewayGroup>>, Arc<Shard>)> {
+    let read = read_group(node, name).await;
+    let (shard, group) = match read {
+        Ok(group) => (node.find_group(name).await?, group),
+        // Members of a gateway may not have committed yet.
+        Err(missing @ Error::GroupNotFound { .. }) => match node.find_group(name).await {
+            Ok(shard) if shard.gateway_groups().get(name).is_some() => (shard, Arc::default()),
+            _ => return Err(missing),
+        },
+        Err(error) => return Err(error),
+    };
+    let of_gateway = shard.gateway_groups().get(name).filter(|_| group.members().len() == 0);
+    Ok((group, of_gateway, shard))
+}
+
+pub(super) fn state_of(group: &ConsumerGroup, of_gateway: Option<&GatewayGroup>) -> GroupState {
+    if let Some(report) = of_gateway {
+        return wire_state(report.state);
+    }
     if group.members().len() == 0 {
         GroupState::Empty
     } else if !group.is_assigned() {
@@ -185,6 +216,8 @@ struct Description<'a> {
     node: &'a Node,
     visible: &'a Visibility,
     group: &'a ConsumerGroup,
+    /// Members that a gateway has reported; the group has no others then.
+    of_gateway: Option<&'a GatewayGroup>,
     sessions: SortedMap<Arc<str>, MemberSession>,
     /// When the last member left, if this coordinator knows it.
     empty_since: Option<Instant>,
@@ -200,17 +233,43 @@ impl Description<'_> {
     /// Returns the encoded size of a row, at most.
     fn row_bytes(&self, row: &GroupRowKey) -> usize {
         match row {
-            GroupRowKey::Member(id) => self.group.member(id).map_or(0, |it| self.member_bytes(it)),
+            GroupRowKey::Member(id) => match self.reported(id) {
+                Some(member) => {
+                    self.listed_bytes(member.partitions.iter().chain(&member.partitions))
+                }
+                None => self.group.member(id).map_or(0, |it| self.member_bytes(it)),
+            },
             GroupRowKey::Partition(key) => self.partition_bytes(*key),
         }
     }
 
     fn member_bytes(&self, member: &GroupMember) -> usize {
-        let listed = member.owned.keys().chain(member.target.iter());
-        let partition = |key: &PartitionKey| self.topic_name(*key).len() + LISTED_BYTES;
         let topic = |topic: &String| topic.len() + LISTED_BYTES;
         let topics: usize = member.settings.topics.iter().map(topic).sum();
-        GROUP_MEMBER_BYTES + topics + listed.map(partition).sum::<usize>()
+        topics + self.listed_bytes(member.owned.keys().chain(member.target.iter()))
+    }
+
+    fn listed_bytes<'b>(&self, listed: impl Iterator<Item = &'b PartitionKey>) -> usize {
+        let partition = |key: &PartitionKey| self.topic_name(*key).len() + LISTED_BYTES;
+        GROUP_MEMBER_BYTES + listed.map(partition).sum::<usize>()
+    }
+
+    fn reported(&self, id: &str) -> Option<&ReportedMember> {
+        self.of_gateway.and_then(|report| report.member(id))
+    }
+
+    fn reported_member(&self, report: &GatewayGroup, member: &ReportedMember) -> MemberDescription {
+        let partitions = self.visible_partitions(member.partitions.iter().copied());
+        MemberDescription {
+            member_id: member.id.to_string(),
+            static_name: member.static_name.clone(),
+            client_name: member.client_name.clone(),
+            session_timeout: Some(wire_duration(report.valid_for)),
+            since_heartbeat: Some(wire_duration(report.reported_at.elapsed())),
+            owned: partitions.clone(),
+            target: partitions,
+            ..MemberDescription::default()
+        }
     }
 
     fn partition_bytes(&self, key: PartitionKey) -> usize {
@@ -224,6 +283,9 @@ impl Description<'_> {
     }
 
     fn member(&self, id: &str) -> Option<MemberDescription> {
+        if let (Some(report), Some(member)) = (self.of_gateway, self.reported(id)) {
+            return Some(self.reported_member(report, member));
+        }
         let member = self.group.member(id)?;
         let session = self.sessions.get(id);
         let heard = session.and_then(|session| session.last_heartbeat);
@@ -327,6 +389,16 @@ impl Description<'_> {
         key: PartitionKey,
         shard: Option<&Shard>,
     ) -> DeliveryOwner<'b> {
+        if let Some(report) = self.of_gateway {
+            return DeliveryOwner {
+                id,
+                silence: report.reported_at.elapsed(),
+                is_heard: true,
+                session_timeout: report.valid_for,
+                has_paused: false,
+                is_throttled: false,
+            };
+        }
         let session = self.sessions.get(id);
         let timeout_ms = self.group.member(id).map_or(0, |it| it.settings.session_timeout_ms);
         let session_timeout = Duration::from_millis(timeout_ms.into());
@@ -350,7 +422,9 @@ impl Description<'_> {
     }
 
     fn unassigned(&self, key: PartitionKey, target: Option<&str>) -> Unassigned {
-        if self.group.members().len() == 0 {
+        if self.of_gateway.is_some() {
+            Unassigned::NotSubscribed
+        } else if self.group.members().len() == 0 {
             Unassigned::NoMembers(self.empty_since.map(|since| since.elapsed()))
         } else if !self.group.is_assigned() {
             Unassigned::Assigning

@@ -13,7 +13,7 @@ use super::page::{cut_page, page_size};
 use crate::error::Result;
 use crate::limits::{GROUPS_PER_PAGE_DEFAULT, GROUPS_PER_PAGE_MAX};
 use crate::log::{ConsumerGroup, OffsetLag};
-use crate::shard::Shard;
+use crate::shard::{GatewayGroup, Shard};
 
 impl GroupHandler {
     pub(super) fn list(
@@ -29,27 +29,41 @@ impl GroupHandler {
                 let found = groups.after(after).filter(|(name, _)| visible.sees_group(name));
                 found.take(page_size + 1).map(|(name, _)| name.clone()).collect()
             });
-            found.extend(names.into_iter().map(|name| (name, shard.clone())));
+            let sees = |name: &str| visible.sees_group(name);
+            let reported = shard.gateway_groups().names_after(after, page_size + 1, sees);
+            let names = names.into_iter().chain(reported);
+            found.extend(names.map(|name| (name, shard.clone())));
         }
         let mut found: Vec<_> = found.into_iter().collect();
         let next_page_token = cut_page(&mut found, page_size, |(name, _)| name.to_string());
         let mut groups = Vec::new();
         for (name, shard) in found {
-            let Some(group) = shard.read_groups(|groups| groups.snapshot(&name)) else {
+            let known = shard.read_groups(|groups| groups.snapshot(&name));
+            let of_gateway = shard.gateway_groups().get(&name);
+            let Some(group) = known.or_else(|| of_gateway.as_ref().map(|_| Arc::default())) else {
                 continue;
             };
+            let of_gateway = of_gateway.filter(|_| group.members().len() == 0);
             let uncommitted_lag = uncommitted_lag(&self.node, &group, visible);
-            let summary = self.summary(&name, &group, visible);
+            let summary = self.summary(&name, &group, of_gateway.as_deref(), visible);
             groups.push(GroupSummary { uncommitted_lag, ..summary });
         }
         Ok(ListGroupsResponse { groups, next_page_token })
     }
 
-    fn summary(&self, name: &str, group: &ConsumerGroup, visible: &Visibility) -> GroupSummary {
+    fn summary(
+        &self,
+        name: &str,
+        group: &ConsumerGroup,
+        of_gateway: Option<&GatewayGroup>,
+        visible: &Visibility,
+    ) -> GroupSummary {
+        let member_count = of_gateway.map_or(group.members().len(), |it| it.members.len());
         let mut summary = GroupSummary {
             group: name.to_owned(),
-            member_count: u32::try_from(group.members().len()).unwrap_or(u32::MAX),
-            state: group_describe::state_of(group).into(),
+            member_count: u32::try_from(member_count).unwrap_or(u32::MAX),
+            state: group_describe::state_of(group, of_gateway).into(),
+            gateway: of_gateway.map(|it| it.gateway.clone()).unwrap_or_default(),
             ..GroupSummary::default()
         };
         // Rows are in the order of their topics: the id, and whether no member reads the topic.

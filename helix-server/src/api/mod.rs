@@ -17,6 +17,7 @@ mod decompressors;
 mod delivery_reason;
 mod group;
 mod group_describe;
+mod group_gateway;
 mod group_lag;
 mod group_list;
 mod group_offsets;

@@ -125,6 +125,9 @@ fn error_detail(error: &Error) -> ErrorDetail {
             ErrorDetail { leader: other.clone().map(wire_leader), ..detail(R::NotLeader) }
         }
         Error::GroupNotFound { .. } => detail(R::GroupNotFound),
+        Error::GatewayMembers { first, .. } => {
+            ErrorDetail { member_ids: first.clone(), ..detail(R::GroupNotEmpty) }
+        }
         Error::NoCommittedOffset { .. } => detail(R::NoCommittedOffset),
         Error::Unauthenticated(_) => detail(R::Unauthenticated),
         Error::PermissionDenied { .. } => detail(R::PermissionDenied),

@@ -95,6 +95,7 @@ impl Cluster {
         if !shard.is_leader() {
             shard.take_changed_groups();
             shard.group_sessions().clear();
+            shard.gateway_groups().clear();
             *round = CoordinatorRound::default();
             return Ok(None);
         }

@@ -11,6 +11,7 @@ use tokio::sync::{Notify, watch as channel};
 use tokio::time::Instant;
 
 use super::Shard;
+use super::gateway_groups::GatewayGroups;
 use super::group_sessions::{GroupSessions, HeartbeatDetails};
 use crate::error::{Error, Result};
 use crate::limits;
@@ -154,6 +155,11 @@ impl Shard {
     /// Returns the sessions of members, as this replica knows them while it is the leader.
     pub fn group_sessions(&self) -> &GroupSessions {
         &self.sessions
+    }
+
+    /// Returns what gateways have reported while this replica is the leader.
+    pub fn gateway_groups(&self) -> &GatewayGroups {
+        &self.gateway_groups
     }
 
     /// Waits until a group has changed since the last [`Self::take_changed_groups`].

@@ -4,6 +4,7 @@
 mod append;
 mod append_times;
 mod cleaner;
+mod gateway_groups;
 mod group_sessions;
 mod groups;
 mod leadership_watch;
@@ -48,6 +49,7 @@ pub use cleaner::{
     CleanerStats, CleanerWorker, CompactedPartition, KeyMapMemory, NextRound, PartitionCleanup,
     TableSizes,
 };
+pub use gateway_groups::{GatewayGroup, GatewayGroupState, GatewayGroups, ReportedMember};
 pub use group_sessions::{GroupSessions, HeartbeatDetails, MemberSession};
 pub use groups::GroupWatch;
 pub use log_limits::LogLimits;
@@ -131,6 +133,7 @@ pub struct Shard {
     led_since: Mutex<Option<(u64, tokio::time::Instant)>>,
     /// Sessions of the groups' members; kept on the leader only.
     sessions: GroupSessions,
+    gateway_groups: GatewayGroups,
     opened_at: tokio::time::Instant,
     cleaner: CleanerReport,
     cleaner_worker: CleanerWorker,
@@ -199,6 +202,7 @@ impl Shard {
             proposal_token: channel::Sender::new(CancellationToken::new()),
             led_since: Mutex::default(),
             sessions: GroupSessions::default(),
+            gateway_groups: GatewayGroups::default(),
             opened_at: tokio::time::Instant::now(),
             cleaner: CleanerReport::default(),
             cleaner_worker: settings.cleaner_worker,

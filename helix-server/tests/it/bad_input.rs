@@ -2,6 +2,7 @@
 //! clients are served. The descriptors list the fields, so that none is left out.
 
 mod access_rows;
+mod gateway_rows;
 mod group_rows;
 mod record_forms;
 mod rows;
@@ -24,10 +25,10 @@ use helix_proto::log::v1::{
     GetMetadataRequest, GetOffsetsRequest, GetTopicRequest, HeartbeatRequest, InitProducerRequest,
     LeaveRequest, ListAccessRequest, ListGroupsRequest, ListQuotasRequest, ListTokensRequest,
     ListTopicsRequest, RemoveAccessRequest, RemoveNodeRequest, ReplaceNodeRequest,
-    ResolveOffsetsRequest, RevokeTokenRequest, SeekGroupRequest, SetDrainingRequest,
-    SetFencingTokenRequest, SetQuotaRequest, SubscribeRequest, TestAccessRequest,
-    TransferLeaderRequest, TrimPartitionRequest, UpdateTopicRequest, WatchMembershipChangeRequest,
-    WatchMetadataRequest,
+    ReportGatewayMembersRequest, ResolveOffsetsRequest, RevokeTokenRequest, SeekGroupRequest,
+    SetDrainingRequest, SetFencingTokenRequest, SetQuotaRequest, SubscribeRequest,
+    TestAccessRequest, TransferLeaderRequest, TrimPartitionRequest, UpdateTopicRequest,
+    WatchMembershipChangeRequest, WatchMetadataRequest,
 };
 use prost::Message;
 use prost_types::{FileDescriptorSet, MethodDescriptorProto};
@@ -70,6 +71,7 @@ enum InvalidCall {
     SeekGroup(SeekGroupRequest),
     ForgetGroupTopic(ForgetGroupTopicRequest),
     DeleteGroup(DeleteGroupRequest),
+    ReportGatewayMembers(ReportGatewayMembersRequest),
     CreateToken(CreateTokenRequest),
     ListTokens(ListTokensRequest),
     RevokeToken(RevokeTokenRequest),
@@ -129,6 +131,9 @@ impl InvalidCall {
             Self::SeekGroup(request) => groups.seek_group(request).await.map(drop),
             Self::ForgetGroupTopic(request) => groups.forget_group_topic(request).await.map(drop),
             Self::DeleteGroup(request) => groups.delete_group(request).await.map(drop),
+            Self::ReportGatewayMembers(request) => {
+                groups.report_gateway_members(request).await.map(drop)
+            }
             Self::CreateToken(request) => access.create_token(request).await.map(drop),
             Self::ListTokens(request) => access.list_tokens(request).await.map(drop),
             Self::RevokeToken(request) => access.revoke_token(request).await.map(drop),

@@ -1,7 +1,8 @@
 //! A node's data directory as each released version wrote it; every later version must read it
 //! through the API.
 //!
-//! `HELIX_GOLDEN=3` rewrites the directory of format 3, which is allowed only until its release.
+//! `HELIX_GOLDEN=3` rewrites the directory of format 3, `3-kafka` the one with Kafka batches. Both
+//! are allowed only until its release.
 //! Later, a change of any format adds a directory.
 
 // The test reads and writes files.
@@ -13,10 +14,13 @@ use std::time::Duration;
 
 use bytes::{Buf, BufMut, Bytes};
 use helix_proto::batch;
+use helix_proto::compression::{BatchCodec, Compressor};
+use helix_proto::kafka::{self, KAFKA_BATCH_VERSION};
 use helix_proto::log::v1::{
-    AppendCondition, AppendRequest, CommitOffsetsRequest, CommittedOffset, DeleteGroupRequest,
-    EncodedBatch, ErrorReason, FetchRequest, GetOffsetsRequest, GetTopicRequest,
-    InitProducerRequest, PartitionStart, ProducerIdentity, Record, SeekGroupRequest,
+    AppendCondition, AppendRequest, BatchFormat, CommitOffsetsRequest, CommittedOffset,
+    CreateTopicRequest, DeleteGroupRequest, EncodedBatch, ErrorReason, FetchRequest,
+    GetOffsetsRequest, GetTopicRequest, Header, InitProducerRequest, PartitionStart,
+    ProducerIdentity, Record, SeekGroupRequest, TopicConfig,
 };
 use helix_server::cluster::TopicSpec;
 use helix_server::config::ServerConfig;
@@ -26,7 +30,7 @@ use helix_server::log::{
     ProducerStamp, Refusal,
 };
 use helix_server::node::{LogLimits, Node, NodeSettings};
-use helix_server::protocol::{COMMIT_ORDER, COMPACTION};
+use helix_server::protocol::{COMMIT_ORDER, COMPACTION, KAFKA_BATCHES};
 use helix_server::shard::{BatchAck, Durability, NewBatch};
 
 use crate::cleanup::keyed;
@@ -58,6 +62,10 @@ const OWNED: u64 = 1;
 const CHECKED: u64 = 1_001;
 const LATE_EPOCH: u64 = 1;
 
+/// Topic with Kafka batches, and their number.
+const KAFKA: &str = "kafka";
+const KAFKA_BATCHES_WRITTEN: usize = 6;
+
 /// Record of the table at an offset.
 fn update(offset: u64) -> Record {
     keyed(&format!("key-{}", offset % KEYS), Some(&text(0, offset)))
@@ -65,7 +73,7 @@ fn update(offset: u64) -> Record {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn serves_and_continues_a_data_directory_of_format_1() {
-    let server = start(1, write).await;
+    let server = start("1", write).await;
     expect_all(&server, 0).await;
     let server = server.restart().await;
     expect_all(&server, 1).await;
@@ -74,7 +82,7 @@ async fn serves_and_continues_a_data_directory_of_format_1() {
 /// Also has a topic that is compacted by key.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn serves_and_continues_a_data_directory_of_format_2() {
-    let server = start(2, write_table).await;
+    let server = start("2", write_table).await;
     expect_table(&server, UPDATES).await;
     let server = server.restart().await;
     expect_table(&server, UPDATES + 1).await;
@@ -83,19 +91,28 @@ async fn serves_and_continues_a_data_directory_of_format_2() {
 /// Also has owners of producers, checksums of batches, and groups with ordered commits.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn serves_and_continues_a_data_directory_of_format_3() {
-    let server = start(3, write_owners).await;
+    let server = start("3", write_owners).await;
     expect_owners(&server, 0).await;
     let server = server.restart().await;
     expect_owners(&server, 1).await;
 }
 
+/// Has Kafka batches with each codec.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn serves_and_continues_kafka_batches_of_format_3() {
+    let server = start("3-kafka", write_kafka).await;
+    expect_kafka(&server, 0).await;
+    let server = server.restart().await;
+    expect_kafka(&server, 1).await;
+}
+
 /// Starts a node on a copy of the directory of a format. First rewrites that directory if
 /// `HELIX_GOLDEN` is its number.
-async fn start(format: u32, write: impl AsyncFn(&Path)) -> TestServer {
+async fn start(format: &str, write: impl AsyncFn(&Path)) -> TestServer {
     let directory = tempfile::tempdir().unwrap();
     let kept = format!("tests/golden/node-v{format}.pack");
     let kept = Path::new(env!("CARGO_MANIFEST_DIR")).join(kept);
-    if std::env::var("HELIX_GOLDEN").is_ok_and(|value| value == format.to_string()) {
+    if std::env::var("HELIX_GOLDEN").is_ok_and(|value| value == format) {
         let made = tempfile::tempdir().unwrap();
         write(made.path()).await;
         fs::create_dir_all(kept.parent().unwrap()).unwrap();
@@ -410,6 +427,84 @@ async fn write_owners(directory: &Path) {
     let TestServer { running, channel, .. } = server;
     drop(channel);
     running.shutdown().await;
+}
+
+/// Records of the Kafka batch with a number.
+fn kafka_records(number: usize) -> Vec<Record> {
+    let record = |index: usize| Record {
+        key: (index != 1).then(|| Bytes::from(format!("key-{number}"))),
+        value: (index != 2).then(|| text(0, (10 * number + index) as u64).into()),
+        headers: vec![Header { name: "h".to_owned(), value: Bytes::from_static(b"\0") }; index],
+        event_time: Some(kafka::millisecond_time(1_764_288_000_123 + index as i64)),
+    };
+    (0..4).map(record).collect()
+}
+
+fn kafka_batch(number: usize) -> EncodedBatch {
+    let codec = [None, Some(BatchCodec::Lz4), Some(BatchCodec::Zstd)][number % 3];
+    let mut compressor = Compressor::default();
+    kafka::from_records(&kafka_records(number), codec.map(|codec| (codec, &mut compressor)))
+        .unwrap()
+}
+
+async fn append_kafka(server: &TestServer, number: usize) -> u64 {
+    let request = AppendRequest {
+        topic: KAFKA.to_owned(),
+        batch: as_batch(kafka_batch(number)),
+        ..AppendRequest::default()
+    };
+    let ack = server.produce().append(request).await.unwrap().into_inner().ack.unwrap();
+    ack.first_offset.unwrap()
+}
+
+/// Fills a directory: Kafka batches with each codec, in the log and below a checkpoint.
+async fn write_kafka(directory: &Path) {
+    let server = TestServer::start(ServerConfig::in_dir(directory), None).await;
+    let node = server.running.node();
+    assert!(node.cluster().wait_protocol(KAFKA_BATCHES, PATIENCE).await);
+    let config = TopicConfig { batch_format: BatchFormat::Kafka.into(), ..TopicConfig::default() };
+    let create = CreateTopicRequest {
+        name: KAFKA.to_owned(),
+        partition_count: 1,
+        config: Some(config),
+        ..CreateTopicRequest::default()
+    };
+    server.topics().create_topic(create).await.unwrap();
+    for number in 0..KAFKA_BATCHES_WRITTEN {
+        if number == 3 {
+            for shard in node.shards() {
+                shard.replica().checkpoint().await;
+            }
+        }
+        append_kafka(&server, number).await;
+    }
+    let TestServer { running, channel, .. } = server;
+    drop(channel);
+    running.shutdown().await;
+}
+
+/// Expects the records of all batches, as they came and converted; each visit adds a batch.
+async fn expect_kafka(server: &TestServer, visits: usize) {
+    let count = KAFKA_BATCHES_WRITTEN + visits;
+    let (mut stored, mut next) = (Vec::new(), 0);
+    while stored.len() < count {
+        let request = FetchRequest {
+            partitions: vec![PartitionStart { topic: KAFKA.to_owned(), ..from_offset(0, next) }],
+            accept_encoded: true,
+            accept_kafka_batches: true,
+            ..FetchRequest::default()
+        };
+        let read = server.fetch_one(request).await;
+        assert!(!read.batches.is_empty(), "nothing at {next}");
+        next = read.next_offset;
+        stored.extend(read.batches);
+    }
+    for (number, stored) in stored.iter().enumerate() {
+        let batch = stored.batch.as_ref().unwrap();
+        assert_eq!((stored.first_offset, batch.version), (4 * number as u64, KAFKA_BATCH_VERSION));
+        assert_eq!(kafka::decode(batch).unwrap().records, kafka_records(number));
+    }
+    assert_eq!(append_kafka(server, count).await, 4 * count as u64);
 }
 
 async fn append(

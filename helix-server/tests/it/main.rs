@@ -26,6 +26,7 @@ mod disk_failure;
 mod disk_full;
 mod embedded;
 mod fleet;
+mod gateway_members;
 mod golden;
 mod group_consumer;
 mod group_limits;

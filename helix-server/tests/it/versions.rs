@@ -11,7 +11,7 @@ use bytes::Bytes;
 use helix_server::error::{Error, Result};
 use helix_server::node::{Node, NodeSettings};
 use helix_server::peer::Network;
-use helix_server::protocol::{COMPRESSION, ProtocolVersions};
+use helix_server::protocol::{COMPRESSION, KAFKA_BATCHES, ProtocolVersions};
 use helix_server::shard::Durability;
 use tempfile::TempDir;
 use tokio::net::TcpListener;
@@ -133,6 +133,7 @@ async fn newer_protocol_is_used_once_the_last_node_speaks_it() {
         // So compressed batches are refused, and settings that name codecs.
         let cluster = mixed.nodes[&3].cluster();
         assert!(!cluster.wait_protocol(COMPRESSION, Duration::from_millis(10)).await);
+        assert!(!cluster.wait_protocol(KAFKA_BATCHES, Duration::from_millis(10)).await);
         assert_eq!(mixed.take_any_records(), [true; 3], "as the nodes that cannot validate them");
         let early = mixed.nodes[&3].find_or_place_group("readers").await.unwrap_err();
         assert!(matches!(early, Error::Unimplemented { .. }), "{early}");
@@ -140,7 +141,9 @@ async fn newer_protocol_is_used_once_the_last_node_speaks_it() {
     }
     until("all use it", async || (mixed.protocols() == [NEXT.newest; 3]).then_some(())).await;
     mixed.write().await;
-    assert!(mixed.nodes[&1].cluster().wait_protocol(COMPRESSION, Duration::ZERO).await);
+    for version in [COMPRESSION, KAFKA_BATCHES] {
+        assert!(mixed.nodes[&1].cluster().wait_protocol(version, Duration::ZERO).await);
+    }
     assert_eq!(mixed.take_any_records(), [false; 3]);
     mixed.nodes[&1].find_or_place_group("readers").await.unwrap();
 

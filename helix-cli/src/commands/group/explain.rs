@@ -47,7 +47,10 @@ impl GroupExplanation {
     pub(crate) fn new(group: &proto::DescribeGroupResponse, names: &ShortNames) -> Self {
         let members = group.members.iter().map(|member| ExplainedMember {
             member_id: member.member_id.clone(),
-            explanation: of_member(group.state(), member, names),
+            explanation: match group.gateway.is_empty() {
+                true => of_member(group.state(), member, names),
+                false => of_gateway_member(member, names),
+            },
         });
         let partitions = group.partitions.iter().map(|partition| {
             let at = partition.partition.clone().unwrap_or_default();
@@ -90,7 +93,17 @@ fn of_group(group: &proto::DescribeGroupResponse) -> String {
         GroupState::Stable => "has every partition where the assignment puts it".to_owned(),
         GroupState::Unspecified => "is in a state that this program does not know".to_owned(),
     };
-    format!("{progress} ({} and {})", counted(members, "member"), counted(partitions, "partition"))
+    let gateway = match group.gateway.as_str() {
+        "" => String::new(),
+        gateway => format!("; the gateway {gateway} assigns its partitions"),
+    };
+    let (members, partitions) = (counted(members, "member"), counted(partitions, "partition"));
+    format!("{progress} ({members} and {partitions}){gateway}")
+}
+
+fn of_gateway_member(member: &proto::MemberDescription, names: &ShortNames) -> String {
+    let name = member_name(member, names);
+    format!("{name} reads {}, as the gateway reports", counted(member.owned.len(), "partition"))
 }
 
 fn of_member(state: GroupState, member: &proto::MemberDescription, names: &ShortNames) -> String {

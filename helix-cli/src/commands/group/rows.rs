@@ -15,6 +15,9 @@ pub(crate) struct GroupRow {
     group: String,
     state: &'static str,
     member_count: u32,
+    /// Gateway whose members read the group; null if they are Helix's own.
+    #[schemars(extend("x-wide" = true))]
+    gateway: Option<String>,
     /// Records to read in the topics that members may read, also without a committed offset.
     total_lag: u64,
     /// Offsets that were deleted before the group read them.
@@ -33,6 +36,7 @@ impl From<proto::GroupSummary> for GroupRow {
             state: state_name(group.state()),
             group: group.group,
             member_count: group.member_count,
+            gateway: present(&group.gateway),
             total_lag: group.total_lag.saturating_add(group.uncommitted_lag),
             total_lost: group.total_lost,
             unsubscribed_lag: group.unsubscribed_lag,
@@ -54,6 +58,8 @@ pub(crate) struct GroupDescription {
     /// Records to read in topics that no member subscribes to.
     #[schemars(extend("x-wide" = true))]
     unsubscribed_lag: u64,
+    /// Gateway that has reported the members; null if they are Helix's own.
+    gateway: Option<String>,
     shard_id: u32,
     coordinator_node_id: u64,
     #[schemars(extend("x-wide" = true))]
@@ -138,6 +144,7 @@ impl GroupDescription {
             total_lag,
             total_lost,
             unsubscribed_lag,
+            gateway: present(&group.gateway),
             shard_id: group.shard_id,
             coordinator_node_id: group.coordinator_node_id,
             group_epoch: group.group_epoch,

@@ -172,6 +172,7 @@ impl FakeNode {
             topic: TOPIC.to_owned(),
             shard_ids: vec![SHARD; state.partition_count as usize],
             topic_id: state.topic_id,
+            batch_format: state.batch_format.into(),
             ..TopicRoute::default()
         };
         Metadata {

@@ -159,6 +159,15 @@ pub(crate) fn examples(topic: &str) -> Vec<ExampleCall> {
             &[on_group(&[O::Alter]), on_topic(&[O::Describe])],
         ),
         example(
+            "GroupService/ReportGatewayMembers",
+            ReportGatewayMembersRequest {
+                group: group.clone(),
+                gateway: "gw:9292".to_owned(),
+                ..ReportGatewayMembersRequest::default()
+            },
+            &[on_group(&[O::Read])],
+        ),
+        example(
             "GroupService/DeleteGroup",
             DeleteGroupRequest { group, ..DeleteGroupRequest::default() },
             &[on_group(&[O::Delete])],

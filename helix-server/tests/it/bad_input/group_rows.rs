@@ -10,7 +10,7 @@ use helix_proto::log::v1::{
 use prost_types::Duration;
 
 use super::Expected::{Fine, Refused};
-use super::{FieldCase, InvalidCall};
+use super::{FieldCase, InvalidCall, gateway_rows};
 use crate::support::{TestServer, earliest};
 
 const GROUP: &str = "bad-input";
@@ -40,7 +40,9 @@ pub(super) async fn all(server: &TestServer) -> Vec<FieldCase> {
     let mut groups = GroupServiceClient::new(server.channel.clone());
     let joined = groups.heartbeat(join()).await.unwrap().into_inner();
     let member = Member(joined.member_epoch);
-    let rows = [heartbeats(&member), memberships(&member), commits(&member), seeks(), others()];
+    let reports = gateway_rows::all(GROUP);
+    let rows =
+        [heartbeats(&member), memberships(&member), commits(&member), seeks(), others(), reports];
     rows.into_iter().flatten().collect()
 }
 

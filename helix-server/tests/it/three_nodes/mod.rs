@@ -10,6 +10,7 @@ mod forming;
 mod gone;
 mod group_admin;
 mod groups;
+mod kafka_batches;
 mod membership;
 mod paused;
 mod reads;
