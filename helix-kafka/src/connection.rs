@@ -32,6 +32,9 @@ const LOGIN_TIMEOUT: Duration = Duration::from_secs(30);
 /// Largest request before a connection is authenticated, in bytes.
 const LOGIN_BYTES_MAX: usize = 64 << 10;
 
+/// Largest request that counts as small, in bytes.
+const SMALL_BYTES_MAX: usize = 64 << 10;
+
 /// Memory of one list element once it is decoded, in bytes.
 const ELEMENT_BYTES: usize = 160;
 
@@ -321,6 +324,11 @@ impl<R: AsyncRead + Unpin + Send> RequestLoop<R> {
         let count = usize::try_from(length).ok().filter(|length| *length <= limit);
         let Some(count) = count else {
             return Err(ConnectionEnd::Length { length: i64::from(length), limit });
+        };
+        // Requests that never arrive whole leave memory for small ones.
+        let _arriving = match count > SMALL_BYTES_MAX {
+            true => Some(self.state.arriving.take(count).await),
+            false => None,
         };
         let permit = self.state.memory.take(count).await;
         let mut frame = BytesMut::with_capacity(count);

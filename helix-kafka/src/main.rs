@@ -116,7 +116,7 @@ fn metrics_addr(text: &str) -> Result<MetricsAddr, String> {
     addr.map_err(|_| format!("{text:?} is neither IP:PORT nor off"))
 }
 
-/// Default port of metrics, counted from the port that is listened on; the same as for nodes.
+/// Difference between the default port of metrics and the clients' port, as for nodes.
 const METRICS_PORT_STEP: u16 = 552;
 
 impl Arguments {

@@ -10,8 +10,15 @@ pub(crate) fn cpu_seconds() -> f64 {
 
 /// Returns the resident memory; 0 if the system does not report it.
 pub(crate) fn resident_bytes() -> u64 {
-    // Reads memory of the kernel, not a disk.
-    let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
-    let pages: u64 = statm.split(' ').nth(1).and_then(|it| it.parse().ok()).unwrap_or(0);
-    pages * rustix::param::page_size() as u64
+    resident_pages().unwrap_or(0) * rustix::param::page_size() as u64
+}
+
+/// Reads the resident set, in pages: the second number of `statm`.
+fn resident_pages() -> Option<u64> {
+    use rustix::fs::{Mode, OFlags, open};
+
+    let file = open("/proc/self/statm", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()?;
+    let mut bytes = [0; 128];
+    let read = rustix::io::read(&file, &mut bytes).ok()?;
+    std::str::from_utf8(bytes.get(..read)?).ok()?.split(' ').nth(1)?.parse().ok()
 }

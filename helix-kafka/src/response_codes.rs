@@ -10,8 +10,11 @@ pub(crate) trait ResponseCodes {
 
 /// Responses with one code, with one in each row, and with one in each row of a row.
 macro_rules! codes {
-    ($($response:ty)*; $($rows:ty => $list:ident)*;
-     $($tables:ty => $outer:ident $inner:ident)*) => {
+    (
+        $($response:ty)*;
+        $($rows:ty => $list:ident)*;
+        $($tables:ty => $outer:ident $inner:ident)*
+    ) => {
         $(impl ResponseCodes for $response {
             fn visit_codes(&self, visit: &mut dyn FnMut(i16)) {
                 visit(self.error_code);

@@ -71,6 +71,8 @@ pub struct GatewayState {
     pub(crate) principals: PrincipalPool,
     /// Memory.
     pub(crate) memory: MemoryBudget,
+    /// Memory of large requests that are arriving, a part of `memory`.
+    pub(crate) arriving: MemoryBudget,
     /// Permits of append streams.
     pub(crate) append_streams: Arc<Semaphore>,
     /// Notified when an append waits for a stream, so that idle ones close.
@@ -104,6 +106,7 @@ impl GatewayState {
             upstream: Arc::new(Upstream::new(client)),
             principals: PrincipalPool::new(config),
             memory: MemoryBudget::new(limits.memory_bytes),
+            arriving: MemoryBudget::new(limits.memory_bytes / 4 * 3),
             append_streams: Arc::new(Semaphore::new(APPEND_STREAMS_MAX)),
             stream_wanted: Notify::new(),
             groups: GroupRegistry::default(),

@@ -138,7 +138,7 @@ run_dev() {
     >"$work/dev-kafka.log" 2>&1 &
   dev_pid=$!
   pids+=("$dev_pid")
-  for _ in $(seq 100); do grep -q '^Ctrl-C' "$work/dev-kafka.log" && break; sleep 0.1; done
+  for _ in $(seq 100); do grep -q '^Ctrl-C' "$work/dev-kafka.log" 2>/dev/null && break; sleep 0.1; done
   addr=$(sed -n "s/^For Kafka's clients, bootstrap.servers is //p" "$work/dev-kafka.log")
   [ -n "$addr" ] || { cat "$work/dev-kafka.log" >&2; fail "helix dev --kafka"; }
   "$helix" topic create events --batch-format any --addr "127.0.0.1:$base" >/dev/null
@@ -176,7 +176,11 @@ for client in "${clients[@]}"; do
     mixed) run_scenario mixed $((port + 301)) $((port + 302)) $((port + 303)) ;;
     partitions) run_scenario partitions "${HELIX_PARTITIONS:-1000}" ;;
     login) run_login ;;
-    failures) run_scenario failures "${gateway_pids[1]}" "$port" ;;
+    failures)
+      # Its end is not reported by this shell.
+      disown "${gateway_pids[1]}"
+      run_scenario failures "${gateway_pids[1]}" "$port"
+      ;;
     *) fail "unknown client $client; clients are ${all[*]}" ;;
   esac
 done

@@ -48,7 +48,7 @@ for topic in native kafka; do
 done
 
 native() {
-  "$programs/helix-bench" --quiet write --topic native --duration "${seconds}s" --size "$size" \
+  "$programs/helix-bench" write --quiet --topic native --duration "${seconds}s" --size "$size" \
     --batch-size "$records" --stream --in-flight "$in_flight" --json - 2>/dev/null ||
     { echo "helix-bench failed" >&2; exit 1; }
 }
@@ -66,23 +66,11 @@ done
 import json, statistics, sys
 work, rounds = sys.argv[1], int(sys.argv[2])
 
-def find(value, keys):
-    """The first value of a key, anywhere."""
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            if key in keys and isinstance(inner, (int, float)):
-                return inner
-        value = list(value.values())
-    if isinstance(value, list):
-        found = (find(inner, keys) for inner in value)
-        return next((it for it in found if it is not None), None)
-    return None
-
 rows = []
 for round in range(1, rounds + 1):
     native, kafka = (json.load(open(f"{work}/{path}-{round}.json")) for path in ("native", "kafka"))
-    rates = find(native, ["records_per_sec"]), kafka["records_per_sec"]
-    p50s = find(native, ["p50_us"]), kafka["p50_us"]
+    rates = native["records_per_sec"], kafka["records_per_sec"]
+    p50s = native["latency_us"]["p50"], kafka["p50_us"]
     rows.append((*rates, *p50s))
     print(f"round {round}: native {rates[0]:,.0f} records/s, p50 {p50s[0]:,.0f} us; "
           f"gateway {rates[1]:,.0f} records/s, p50 {p50s[1]:,.0f} us")
@@ -97,7 +85,7 @@ kill "$gateway"; wait "$gateway" 2>/dev/null || true
 "$programs/helix-kafka" --listen-addr "$bootstrap" --metrics-addr off >"$work/idle.log" 2>&1 &
 gateway=$!
 pids+=("$gateway")
-for _ in $(seq 100); do grep -q 'listening addr' "$work/idle.log" && break; sleep 0.1; done
+for _ in $(seq 100); do grep -q 'listening addr' "$work/idle.log" 2>/dev/null && break; sleep 0.1; done
 before=$(memory)
 mkfifo "$work/hold"
 "$venv/bin/python" "$here/clients/load.py" idle "$bootstrap" "$idle" <"$work/hold" >"$work/idle.out" &

@@ -169,6 +169,81 @@ async fn further_connections_and_idle_ones_are_closed() {
 }
 
 #[tokio::test]
+async fn requests_that_never_arrive_leave_memory_for_others() {
+    let limits = GatewayLimits { memory_bytes: 64 << 20, ..GatewayLimits::default() };
+    let gateway = gateway(limits, GatewayRules::default()).await;
+    let mut half_open = Vec::new();
+    for _ in 0..100 {
+        let mut socket = TcpStream::connect(gateway.addr).await.unwrap();
+        // A Produce of 16 MiB, of which 100 bytes come.
+        let length = 16_i32 << 20;
+        socket.write_all(&length.to_be_bytes()).await.unwrap();
+        socket.write_all(&frame(0, 3, &[0; 92])[4..]).await.unwrap();
+        half_open.push(socket);
+    }
+    expect_api_versions(&gateway).await;
+    let mut byte = [0];
+    for socket in &half_open {
+        assert!(socket.try_read(&mut byte).is_err(), "no response and no end");
+    }
+}
+
+/// A Produce with one batch, whose bytes are stated.
+fn produce(batch: &[u8]) -> Vec<u8> {
+    let head = b"\xff\xff\xff\xff\xff\xff\0\0\x03\xe8\0\0\0\x01\0\x01t\0\0\0\x01\0\0\0\0";
+    let length = i32::try_from(batch.len()).unwrap().to_be_bytes();
+    frame(0, 3, &[&head[..], &length, batch].concat())
+}
+
+/// Returns a batch of 61 bytes and these records, with a right checksum.
+fn batch(attributes: u16, count: i32, records: &[u8]) -> Vec<u8> {
+    let mut body = attributes.to_be_bytes().to_vec();
+    body.extend((count - 1).to_be_bytes());
+    body.extend([0; 16]);
+    body.extend([0xff; 14]);
+    body.extend(count.to_be_bytes());
+    body.extend(records);
+    let mut bytes = vec![0; 8];
+    bytes.extend(i32::try_from(9 + body.len()).unwrap().to_be_bytes());
+    bytes.extend([0, 0, 0, 0, 2]);
+    bytes.extend(crc32c::crc32c(&body).to_be_bytes());
+    bytes.extend(body);
+    bytes
+}
+
+#[tokio::test]
+async fn batches_that_no_reader_could_read_get_kafkas_codes() {
+    let gateway = plain().await;
+    // One record of seven bytes: its length, and a null key and value.
+    let record = b"\x0c\0\0\0\x01\x01\0";
+    let good = batch(0, 1, record);
+    let changed = |at: usize, value: u8| {
+        let mut bytes = good.clone();
+        bytes[at] = value;
+        bytes
+    };
+    // A gzip member whose 4 GiB of zeros would follow.
+    let gzip = b"\x1f\x8b\x08\0\0\0\0\0\0\x03\xff\xff\xff\xff";
+    for (what, batch, code) in [
+        ("a wrong checksum", changed(20, good[20] ^ 1), 2),
+        ("magic 0", changed(16, 0), 43),
+        ("magic 1", changed(16, 1), 43),
+        ("magic 3", changed(16, 3), 43),
+        ("an unknown codec", batch(7, 1, record), 76),
+        ("a control batch", batch(0x20, 1, record), 87),
+        ("a length beyond the request", changed(8, 0x7f), 2),
+        ("damaged gzip", batch(1, 1, gzip), 87),
+    ] {
+        let mut socket = TcpStream::connect(gateway.addr).await.unwrap();
+        socket.write_all(&produce(&batch)).await.unwrap();
+        let bytes = response(&mut socket).await;
+        let found = i16::from_be_bytes([bytes[19], bytes[20]]);
+        assert_eq!(found, code, "{what}");
+    }
+    expect_api_versions(&gateway).await;
+}
+
+#[tokio::test]
 async fn requests_are_answered_in_order_while_the_cluster_is_away() {
     let gateway = plain().await;
     let mut socket = TcpStream::connect(gateway.addr).await.unwrap();

@@ -173,7 +173,6 @@ impl FakeNode {
             shard_ids: vec![SHARD; state.partition_count as usize],
             topic_id: state.topic_id,
             batch_format: state.batch_format.into(),
-            ..TopicRoute::default()
         };
         Metadata {
             cluster_id: state.cluster_id.clone(),
