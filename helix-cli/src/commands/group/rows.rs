@@ -1,12 +1,12 @@
 //! Results of `helix group`.
 
 use helix_client::proto::log::v1 as proto;
+use helix_proto::short_names::ShortNames;
 use helix_proto::time;
 use prost_types::{Duration as WireDuration, Timestamp};
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use super::names::ShortNames;
 use crate::api_duration::ApiDuration;
 
 /// Summary of a group.
