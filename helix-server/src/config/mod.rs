@@ -173,8 +173,8 @@ pub struct ServerConfig {
     #[arg(long, value_name = "ADDR|off", value_parser = parse_admin_addr)]
     pub admin_addr: Option<AdminAddr>,
 
-    /// Console for browsers on the admin port [default: on if only this machine can reach the port,
-    /// or if --auth and --tls-admin are required, else off]
+    /// Console for browsers on the admin port [default: on for loopback, and with --auth and
+    /// --tls-admin required]
     #[arg(long, value_enum, value_name = "USE")]
     pub console: Option<ConsoleUse>,
 

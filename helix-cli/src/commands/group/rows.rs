@@ -2,8 +2,7 @@
 
 use helix_client::proto::log::v1 as proto;
 use helix_proto::short_names::ShortNames;
-use helix_proto::time;
-use prost_types::{Duration as WireDuration, Timestamp};
+use prost_types::Timestamp;
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -309,9 +308,4 @@ fn kind_name(kind: proto::OffsetChangeKind) -> &'static str {
 
 fn present(text: &str) -> Option<String> {
     (!text.is_empty()).then(|| text.to_owned())
-}
-
-/// Converts a duration; a negative one counts as unset.
-pub(crate) fn duration(wire: Option<WireDuration>) -> Option<std::time::Duration> {
-    wire.and_then(|wire| time::duration(wire).ok())
 }

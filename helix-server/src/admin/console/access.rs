@@ -12,7 +12,7 @@ use hyper::{Response, StatusCode};
 use super::PageRequest;
 use super::caller::{self, FailedCall};
 use super::form::encode;
-use super::page::{AdminBody, Failure, PageFrame, ROWS_PER_PAGE, html, shown, time};
+use super::page::{AdminBody, PageFailure, PageFrame, ROWS_PER_PAGE, html, shown, time};
 use crate::node::AuthMode;
 
 #[derive(Template)]
@@ -60,7 +60,7 @@ struct QuotaRow {
 const RULES_MAX: usize = 20;
 
 /// Shows the page.
-pub(super) async fn show(page: &PageRequest) -> Result<Response<AdminBody>, Failure> {
+pub(super) async fn show(page: &PageRequest) -> Result<Response<AdminBody>, PageFailure> {
     let caller = &page.caller;
     let principal = page.query.get("principal");
     let token = |field: &str| page.query.get(field).to_owned();
@@ -122,7 +122,7 @@ pub(super) async fn show(page: &PageRequest) -> Result<Response<AdminBody>, Fail
 fn part<R, T>(
     called: Result<tonic::Response<R>, tonic::Status>,
     rows: impl FnOnce(R) -> (Vec<T>, String),
-) -> Result<AccessPart<T>, Failure> {
+) -> Result<AccessPart<T>, PageFailure> {
     match called {
         Ok(response) => {
             let (rows, next) = rows(response.into_inner());

@@ -20,7 +20,7 @@ use prost_types::FieldMask;
 use super::PageRequest;
 use super::caller;
 use super::form::FormFields;
-use super::page::{AdminBody, Failure, PageFrame, argument, html, redirect, shown};
+use super::page::{AdminBody, PageFailure, PageFrame, argument, html, redirect, shown};
 use super::{position, settings_form, topic};
 use crate::clock::Clock;
 
@@ -60,7 +60,7 @@ pub(super) async fn change(
     page: &PageRequest,
     segments: &[&str],
     form: &FormFields,
-) -> Result<Response<AdminBody>, Failure> {
+) -> Result<Response<AdminBody>, PageFailure> {
     match segments {
         ["topics"] => create(page, form).await,
         ["topics", name, "alter"] => alter(page, name, form).await,
@@ -71,7 +71,7 @@ pub(super) async fn change(
         ["groups", name, "delete"] => delete_group(page, name, form).await,
         ["transfer"] => transfer(page, form).await,
         ["drain"] => drain(page, form).await,
-        _ => Err(Failure::not_found()),
+        _ => Err(PageFailure::not_found()),
     }
 }
 
@@ -100,13 +100,13 @@ impl Attempt {
     }
 
     /// Adds the command and the way back to a failure.
-    fn failed(&self, failure: impl Into<Failure>) -> Failure {
+    fn failed(&self, failure: impl Into<PageFailure>) -> PageFailure {
         let command = shown(&self.command);
-        Failure { command, ..failure.into().back_to(&*self.path, &*self.name) }
+        PageFailure { command, ..failure.into().back_to(&*self.path, &*self.name) }
     }
 
-    fn refused(&self, what: impl Into<String>) -> Failure {
-        self.failed(Failure::bad(what))
+    fn refused(&self, what: impl Into<String>) -> PageFailure {
+        self.failed(PageFailure::bad(what))
     }
 
     /// Returns the redirect to the page of the change, which then says that it is done.
@@ -115,7 +115,7 @@ impl Attempt {
     }
 
     /// Checks that the form has the name typed again.
-    fn confirmed(&self, form: &FormFields, name: &str) -> Result<(), Failure> {
+    fn confirmed(&self, form: &FormFields, name: &str) -> Result<(), PageFailure> {
         match form.get("confirm") == name {
             true => Ok(()),
             false => {
@@ -126,7 +126,7 @@ impl Attempt {
     }
 }
 
-async fn create(page: &PageRequest, form: &FormFields) -> Result<Response<AdminBody>, Failure> {
+async fn create(page: &PageRequest, form: &FormFields) -> Result<Response<AdminBody>, PageFailure> {
     let name = form.get("name");
     let changes = settings_form::parse(form);
     let arguments = changes.as_ref().map_or("", |changes| &changes.arguments);
@@ -154,7 +154,7 @@ async fn alter(
     page: &PageRequest,
     name: &str,
     form: &FormFields,
-) -> Result<Response<AdminBody>, Failure> {
+) -> Result<Response<AdminBody>, PageFailure> {
     let changes = settings_form::parse(form);
     let arguments = changes.as_ref().map_or("", |changes| &changes.arguments);
     let attempt = Attempt::of_topic(name, format!("helix topic alter {name}{arguments}"));
@@ -177,7 +177,7 @@ async fn add_partitions(
     page: &PageRequest,
     name: &str,
     form: &FormFields,
-) -> Result<Response<AdminBody>, Failure> {
+) -> Result<Response<AdminBody>, PageFailure> {
     let total = form.get("total");
     let command = format!("helix topic add-partitions {name} --total {}", argument(total));
     let attempt = Attempt::of_topic(name, command);
@@ -195,7 +195,7 @@ async fn delete_topic(
     page: &PageRequest,
     name: &str,
     form: &FormFields,
-) -> Result<Response<AdminBody>, Failure> {
+) -> Result<Response<AdminBody>, PageFailure> {
     let attempt = Attempt::of_topic(name, format!("helix topic delete {name}"));
     attempt.confirmed(form, name)?;
     // Deletes the topic that the page showed, not a later one of the same name.
@@ -210,7 +210,7 @@ async fn delete_group(
     page: &PageRequest,
     name: &str,
     form: &FormFields,
-) -> Result<Response<AdminBody>, Failure> {
+) -> Result<Response<AdminBody>, PageFailure> {
     let attempt = Attempt::of_group(name, format!("helix group delete {name}"));
     attempt.confirmed(form, name)?;
     let offsets_epoch = offsets_epoch(page, name).await.map_err(|it| attempt.failed(it))?;
@@ -228,7 +228,7 @@ async fn seek(
     group: &str,
     form: &FormFields,
     is_undo: bool,
-) -> Result<Response<AdminBody>, Failure> {
+) -> Result<Response<AdminBody>, PageFailure> {
     let (topic, to, partitions) = (form.get("topic"), form.get("to"), form.get("partitions"));
     let selected = match partitions {
         "" => String::new(),
@@ -300,7 +300,7 @@ fn seek_rows(sought: &SeekGroupResponse) -> Vec<SeekRow> {
 }
 
 /// Returns the state of a group's offsets, which a change follows.
-async fn offsets_epoch(page: &PageRequest, group: &str) -> Result<Option<u64>, Failure> {
+async fn offsets_epoch(page: &PageRequest, group: &str) -> Result<Option<u64>, PageFailure> {
     let request = GetOffsetsRequest {
         group: group.to_owned(),
         page_size: 1,
@@ -319,10 +319,10 @@ async fn new_offsets(
     name: &str,
     partitions: &str,
     to: &str,
-) -> Result<Vec<CommittedOffset>, Failure> {
-    let position = position::parse(to, page.node.clock().now_us()).map_err(Failure::bad)?;
+) -> Result<Vec<CommittedOffset>, PageFailure> {
+    let position = position::parse(to, page.node.clock().now_us()).map_err(PageFailure::bad)?;
     let topic = topic::get(page, name).await?;
-    let numbers = selected(partitions, &topic).map_err(Failure::bad)?;
+    let numbers = selected(partitions, &topic).map_err(PageFailure::bad)?;
     let offset = |partition: u32, offset: u64| CommittedOffset {
         partition: Some(TopicPartition {
             topic: topic.name.clone(),
@@ -403,7 +403,10 @@ fn author(page: &PageRequest) -> String {
     crate::quote::cut(principal, BY_BYTES_MAX).to_owned()
 }
 
-async fn transfer(page: &PageRequest, form: &FormFields) -> Result<Response<AdminBody>, Failure> {
+async fn transfer(
+    page: &PageRequest,
+    form: &FormFields,
+) -> Result<Response<AdminBody>, PageFailure> {
     let (shard, to) = (form.get("shard"), form.get("to"));
     let to_node = if to.is_empty() { String::new() } else { format!(" --to {}", argument(to)) };
     let command = format!("helix cluster transfer-leader --shard {}{to_node}", argument(shard));
@@ -419,7 +422,7 @@ async fn transfer(page: &PageRequest, form: &FormFields) -> Result<Response<Admi
     Ok(attempt.done("transferred"))
 }
 
-async fn drain(page: &PageRequest, form: &FormFields) -> Result<Response<AdminBody>, Failure> {
+async fn drain(page: &PageRequest, form: &FormFields) -> Result<Response<AdminBody>, PageFailure> {
     let draining = form.get("draining") == "yes";
     let verb = if draining { "drain" } else { "undrain" };
     let command = format!("helix cluster {verb} {}", argument(form.get("node")));

@@ -19,7 +19,7 @@ use super::caller::{self, FailedCall};
 use super::chart::LoadChart;
 use super::health::{HealthLine, MergedHealth};
 use super::history::{LoadSample, SAMPLE_INTERVAL};
-use super::page::{AdminBody, Failure, PageFrame, duration, html, shown};
+use super::page::{AdminBody, PageFailure, PageFrame, duration, html, shown};
 
 /// Time for the report of another node; without it the page shows the node as silent.
 const REPORT_WAIT_MAX: Duration = Duration::from_secs(2);
@@ -82,7 +82,7 @@ struct NodeReport {
 }
 
 /// Shows the page.
-pub(super) async fn show(page: &PageRequest) -> Result<Response<AdminBody>, Failure> {
+pub(super) async fn show(page: &PageRequest) -> Result<Response<AdminBody>, PageFailure> {
     let caller = &page.caller;
     let topics = vec![NO_TOPIC.to_owned()];
     let request = caller.request(GetMetadataRequest { topics });

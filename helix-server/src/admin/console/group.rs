@@ -14,7 +14,7 @@ use hyper::{Response, StatusCode};
 use super::PageRequest;
 use super::caller;
 use super::groups::state_name;
-use super::page::{AdminBody, Failure, PageFrame, ROWS_PER_PAGE, duration, html, shown, time};
+use super::page::{AdminBody, PageFailure, PageFrame, ROWS_PER_PAGE, duration, html, shown, time};
 use super::position;
 
 /// Members and partitions that the call returns: the limit of the API.
@@ -79,10 +79,13 @@ struct HistoryRow {
 }
 
 /// Shows the page.
-pub(super) async fn show(page: &PageRequest, name: &str) -> Result<Response<AdminBody>, Failure> {
+pub(super) async fn show(
+    page: &PageRequest,
+    name: &str,
+) -> Result<Response<AdminBody>, PageFailure> {
     let group = describe(page, name).await?;
     let names = ShortNames::of(group.members.iter().map(|member| &*member.member_id));
-    let first = page.query.number("first", 0, u32::MAX.into()).map_err(Failure::bad)?;
+    let first = page.query.number("first", 0, u32::MAX.into()).map_err(PageFailure::bad)?;
     let count = group.partitions.len();
     let first = usize::try_from(first).unwrap_or(usize::MAX).min(count);
     let size = ROWS_PER_PAGE.unsigned_abs() as usize;
@@ -135,7 +138,7 @@ pub(super) async fn show(page: &PageRequest, name: &str) -> Result<Response<Admi
 pub(super) async fn describe(
     page: &PageRequest,
     name: &str,
-) -> Result<DescribeGroupResponse, Failure> {
+) -> Result<DescribeGroupResponse, PageFailure> {
     let request = DescribeGroupRequest {
         group: name.to_owned(),
         include_history: true,
@@ -145,7 +148,7 @@ pub(super) async fn describe(
     let described = page.caller.routed(request, |channel, request| async move {
         caller::groups(channel).describe_group(request).await
     });
-    described.await.map_err(|failed| Failure::from(failed).back_to("/console/groups", "groups"))
+    described.await.map_err(|failed| PageFailure::from(failed).back_to("/console/groups", "groups"))
 }
 
 fn topic_of(partition: &GroupPartition) -> String {

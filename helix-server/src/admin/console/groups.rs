@@ -8,7 +8,7 @@ use hyper::{Response, StatusCode};
 use super::PageRequest;
 use super::caller;
 use super::form::encode;
-use super::page::{AdminBody, Failure, PageFrame, ROWS_PER_PAGE, html, shown};
+use super::page::{AdminBody, PageFailure, PageFrame, ROWS_PER_PAGE, html, shown};
 
 #[derive(Template)]
 #[template(path = "groups.html")]
@@ -30,7 +30,7 @@ struct GroupRow {
 }
 
 /// Shows the page.
-pub(super) async fn show(page: &PageRequest) -> Result<Response<AdminBody>, Failure> {
+pub(super) async fn show(page: &PageRequest) -> Result<Response<AdminBody>, PageFailure> {
     let prefix = page.query.get("prefix");
     let after = page.query.get("after");
     let request = page.caller.request(ListGroupsRequest {

@@ -63,7 +63,7 @@ pub(super) fn check_origin(
 }
 
 /// Returns the addresses by which a browser reaches a listener: the listener's own, unless it
-/// listens on all, and the one that the connection came in at.
+/// listens on all, and the address at which the connection came in.
 pub(super) fn addresses(listener: SocketAddr, local: Option<SocketAddr>) -> Vec<IpAddr> {
     let own = Some(listener.ip()).filter(|ip| !ip.is_unspecified());
     own.into_iter().chain(local.map(|local| local.ip().to_canonical())).collect()

@@ -36,7 +36,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
 
 use http_body_util::{BodyExt, Limited};
-use hyper::body::Incoming;
+use hyper::body::{Body, Incoming};
 use hyper::header::{ALLOW, HeaderMap, HeaderValue};
 use hyper::{Method, Request, Response, StatusCode};
 use tokio::sync::Semaphore;
@@ -49,8 +49,8 @@ pub use caller::ConsoleDial;
 use form::FormFields;
 use history::LoadHistory;
 pub(super) use page::{AdminBody, full, is_tail};
-use page::{Failure, redirect};
-use session::{Session, SessionTable};
+use page::{PageFailure, redirect};
+use session::{BrowserSession, SessionTable};
 
 /// Bytes of a form.
 const FORM_BYTES_MAX: usize = 16 << 10;
@@ -105,7 +105,7 @@ struct PageRequest {
     console: Arc<Console>,
     node: Arc<Node>,
     caller: ConsoleCaller,
-    session: Option<Arc<Session>>,
+    session: Option<Arc<BrowserSession>>,
     visitor: Visitor,
     /// Path with the query.
     target: String,
@@ -207,7 +207,7 @@ impl Console {
         // Names of topics and groups have no other characters.
         let is_part = |c: char| c.is_ascii_alphanumeric() || "/._-".contains(c);
         if !path.chars().all(is_part) {
-            return page.failed(Failure::not_found());
+            return page.failed(PageFailure::not_found());
         }
         let segments: Vec<&str> = path.split('/').collect();
         let responded = match is_change {
@@ -220,7 +220,7 @@ impl Console {
 }
 
 impl PageRequest {
-    async fn get(&self, segments: &[&str]) -> Result<Response<AdminBody>, Failure> {
+    async fn get(&self, segments: &[&str]) -> Result<Response<AdminBody>, PageFailure> {
         match segments {
             [""] => cluster::show(self).await,
             ["topics"] => topics::show(self).await,
@@ -233,7 +233,7 @@ impl PageRequest {
             ["groups", name] => group::show(self, name).await,
             ["access"] => access::show(self).await,
             ["sign-in"] => sign_in::show(self),
-            _ => Err(Failure::not_found()),
+            _ => Err(PageFailure::not_found()),
         }
     }
 
@@ -241,16 +241,20 @@ impl PageRequest {
         &self,
         segments: &[&str],
         request: Request<Incoming>,
-    ) -> Result<Response<AdminBody>, Failure> {
+    ) -> Result<Response<AdminBody>, PageFailure> {
         let (head, body) = request.into_parts();
+        let too_long = || PageFailure::bad("the form has more than 16 KiB, or ended early");
+        if body.size_hint().lower() > FORM_BYTES_MAX as u64 {
+            return Err(too_long());
+        }
         let read = Limited::new(body, FORM_BYTES_MAX).collect().await;
-        let read =
-            read.map_err(|_| Failure::bad("the form has more than 16 KiB, or ended early"))?;
+        let read = read.map_err(|_| too_long())?;
         let form = read.to_bytes();
-        let form = std::str::from_utf8(&form).map_err(|_| Failure::bad("the form is not UTF-8"))?;
+        let form =
+            std::str::from_utf8(&form).map_err(|_| PageFailure::bad("the form is not UTF-8"))?;
         let form = FormFields::parse(form);
         if !session::is_equal(form.raw("form_token"), self.form_token()) {
-            return Err(Failure::stale_form());
+            return Err(PageFailure::stale_form());
         }
         match segments {
             ["sign-in"] => sign_in::sign_in(self, &form).await,

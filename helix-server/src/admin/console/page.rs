@@ -85,11 +85,11 @@ pub(super) fn redirect(status: StatusCode, path: &str) -> Response<AdminBody> {
 pub(super) fn html(
     status: StatusCode,
     page: &impl Template,
-) -> Result<Response<AdminBody>, Failure> {
-    let rendered = page.render().map_err(|error| Failure {
+) -> Result<Response<AdminBody>, PageFailure> {
+    let rendered = page.render().map_err(|error| PageFailure {
         title: "Not shown",
         message: format!("the page could not be made: {error}"),
-        ..Failure::of(StatusCode::INTERNAL_SERVER_ERROR)
+        ..PageFailure::of(StatusCode::INTERNAL_SERVER_ERROR)
     })?;
     Ok(response(status, HTML, full(rendered)))
 }
@@ -145,7 +145,7 @@ impl PageRequest {
     }
 
     /// Returns the page of a failure; a caller without credentials gets the form to sign in.
-    pub(super) fn failed(&self, failure: Failure) -> Response<AdminBody> {
+    pub(super) fn failed(&self, failure: PageFailure) -> Response<AdminBody> {
         if failure.status == StatusCode::UNAUTHORIZED {
             return super::sign_in::required(self, &failure.message);
         }
@@ -158,7 +158,7 @@ impl PageRequest {
 
 /// A request without result, as its page shows it.
 #[derive(Debug)]
-pub(super) struct Failure {
+pub(super) struct PageFailure {
     pub(super) status: StatusCode,
     pub(super) title: &'static str,
     /// Reason of the API, or empty.
@@ -170,7 +170,7 @@ pub(super) struct Failure {
     pub(super) back: (String, String),
 }
 
-impl Failure {
+impl PageFailure {
     pub(super) fn of(status: StatusCode) -> Self {
         Self {
             status,
@@ -207,7 +207,7 @@ impl Failure {
     }
 }
 
-impl From<FailedCall> for Failure {
+impl From<FailedCall> for PageFailure {
     fn from(call: FailedCall) -> Self {
         let FailedCall { status, reason, message, .. } = call;
         let title = match status {
@@ -219,7 +219,7 @@ impl From<FailedCall> for Failure {
     }
 }
 
-impl From<tonic::Status> for Failure {
+impl From<tonic::Status> for PageFailure {
     fn from(status: tonic::Status) -> Self {
         FailedCall::from(status).into()
     }
@@ -229,7 +229,7 @@ impl From<tonic::Status> for Failure {
 #[template(path = "failure.html")]
 struct FailurePage {
     frame: PageFrame,
-    failure: Failure,
+    failure: PageFailure,
 }
 
 /// Returns a text of other users as one line without characters that could deceive a reader.

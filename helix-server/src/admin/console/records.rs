@@ -15,7 +15,7 @@ use hyper::{Response, StatusCode};
 use super::PageRequest;
 use super::caller::{self, FailedCall};
 use super::form::encode;
-use super::page::{AdminBody, Failure, PageFrame, full, html, response, shown, time};
+use super::page::{AdminBody, PageFailure, PageFrame, full, html, response, shown, time};
 use super::position;
 use super::record_text::{self, ShownBytes, TextView};
 use crate::clock::Clock;
@@ -51,7 +51,7 @@ struct RecordsPage {
     views: [&'static str; 4],
     start: String,
     end: String,
-    rows: Vec<RecordRow>,
+    rows: Vec<ShownRecord>,
     forms: &'static str,
     earlier: String,
     later: String,
@@ -62,7 +62,7 @@ struct RecordsPage {
 }
 
 /// One record of a page.
-pub(super) struct RecordRow {
+pub(super) struct ShownRecord {
     pub(super) offset: u64,
     pub(super) appended: String,
     pub(super) event_time: String,
@@ -87,13 +87,13 @@ pub(super) struct PartitionQuery {
 
 impl PartitionQuery {
     /// Reads the fields `partition` and `view`.
-    pub(super) fn parse(page: &PageRequest, topic: &str) -> Result<Self, Failure> {
+    pub(super) fn parse(page: &PageRequest, topic: &str) -> Result<Self, PageFailure> {
         let partition = page.query.number("partition", 0, u32::MAX.into());
-        let partition = partition.map_err(Failure::bad)?;
+        let partition = partition.map_err(PageFailure::bad)?;
         Ok(Self {
             topic: topic.to_owned(),
             partition: u32::try_from(partition).unwrap_or(u32::MAX),
-            view: TextView::parse(page.query.get("view")).map_err(Failure::bad)?,
+            view: TextView::parse(page.query.get("view")).map_err(PageFailure::bad)?,
         })
     }
 
@@ -134,15 +134,19 @@ impl PartitionQuery {
 }
 
 /// Shows the page.
-pub(super) async fn show(page: &PageRequest, name: &str) -> Result<Response<AdminBody>, Failure> {
-    let back = |failure: Failure| failure.back_to(format!("/console/topics/{name}"), "the topic");
+pub(super) async fn show(
+    page: &PageRequest,
+    name: &str,
+) -> Result<Response<AdminBody>, PageFailure> {
+    let back =
+        |failure: PageFailure| failure.back_to(format!("/console/topics/{name}"), "the topic");
     let query = PartitionQuery::parse(page, name).map_err(back)?;
     let count = page.query.number("count", COUNT_DEFAULT, COUNT_MAX);
-    let count = count.map_err(|what| back(Failure::bad(what)))?.max(1);
+    let count = count.map_err(|what| back(PageFailure::bad(what)))?.max(1);
     let default = format!("-{count}");
     let from = Some(page.query.get("from")).filter(|it| !it.is_empty()).unwrap_or(&default);
     let now_us = page.node.clock().now_us();
-    let position = position::parse(from, now_us).map_err(|what| back(Failure::bad(what)))?;
+    let position = position::parse(from, now_us).map_err(|what| back(PageFailure::bad(what)))?;
     let fetched = query.fetch(page, position.clone(), count, OutOfRangePolicy::Clamp).await;
     let (found, note) = match fetched {
         Ok(found) => (found, String::new()),
@@ -203,7 +207,7 @@ pub(super) fn rows(
     query: &PartitionQuery,
     records: &[StoredRecord],
     is_single: bool,
-) -> Vec<RecordRow> {
+) -> Vec<ShownRecord> {
     let mut left = PAGE_TEXT_MAX;
     let value_max = if is_single { SINGLE_TEXT_MAX } else { VALUE_TEXT_MAX };
     records.iter().map(|stored| row(query, stored, value_max, &mut left)).collect()
@@ -214,7 +218,7 @@ fn row(
     stored: &StoredRecord,
     value_max: usize,
     left: &mut usize,
-) -> RecordRow {
+) -> ShownRecord {
     let record = stored.record.clone().unwrap_or_default();
     let mut text = |bytes: &Bytes, view: TextView, chars_max: usize| {
         let text = record_text::show(bytes, view, chars_max.min(*left));
@@ -228,7 +232,7 @@ fn row(
     let headers = headers.collect();
     let key_view = if query.view == TextView::Hex { TextView::Hex } else { TextView::Auto };
     let bytes = record.value.as_ref().map_or(0, Bytes::len);
-    RecordRow {
+    ShownRecord {
         offset: stored.offset,
         appended: time(stored.append_time.as_ref()),
         event_time: time(record.event_time.as_ref()),
@@ -249,16 +253,16 @@ fn row(
 pub(super) async fn download(
     page: &PageRequest,
     name: &str,
-) -> Result<Response<AdminBody>, Failure> {
+) -> Result<Response<AdminBody>, PageFailure> {
     let query = PartitionQuery::parse(page, name)?;
-    let offset = page.query.number("offset", 0, u64::MAX).map_err(Failure::bad)?;
+    let offset = page.query.number("offset", 0, u64::MAX).map_err(PageFailure::bad)?;
     let policy = OutOfRangePolicy::Unspecified;
     let found = query.fetch(page, Position::Offset(offset), 1, policy).await?;
     let partition = query.partition;
-    let missing = |what: &str| Failure {
+    let missing = |what: &str| PageFailure {
         title: "No such record",
         message: format!("{name}/{partition} has {what} at offset {offset}"),
-        ..Failure::of(StatusCode::NOT_FOUND)
+        ..PageFailure::of(StatusCode::NOT_FOUND)
     };
     let stored = found.records.into_iter().find(|stored| stored.offset == offset);
     let record = stored.and_then(|stored| stored.record).ok_or_else(|| missing("no record"))?;
@@ -291,8 +295,9 @@ mod tests {
         let large = "<".repeat(1 << 20);
         let records: Vec<_> = (0..50).map(|at| stored(at, Some(large.as_bytes()))).collect();
         let shown = rows(&query(), &records, false);
-        let length =
-            |row: &RecordRow| row.value.as_ref().map_or(0, |it| record_text::page_length(&it.text));
+        let length = |row: &ShownRecord| {
+            row.value.as_ref().map_or(0, |it| record_text::page_length(&it.text))
+        };
         let all: usize = shown.iter().map(length).sum();
         assert!(all <= PAGE_TEXT_MAX, "{all}");
         assert!(shown.iter().all(|row| row.value.as_ref().unwrap().is_cut));

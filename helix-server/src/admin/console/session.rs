@@ -17,7 +17,7 @@ use tokio::time::Instant;
 
 use crate::{random, sync};
 
-/// Sessions in memory; a further one replaces the one that was not used for longest.
+/// Sessions in memory; a further one replaces the least recently used one.
 const SESSIONS_MAX: usize = 256;
 
 /// Age at which a session ends, and the time without a request.
@@ -31,7 +31,7 @@ const ID_BYTES: usize = 32;
 pub(super) const TOKEN_BYTES_MAX: usize = 8 << 10;
 
 /// A browser that signed in.
-pub(super) struct Session {
+pub(super) struct BrowserSession {
     pub(super) token: Box<str>,
     pub(super) principal: Box<str>,
     /// Token that a change must carry, which pages of other sites cannot read.
@@ -39,7 +39,7 @@ pub(super) struct Session {
 }
 
 struct OpenSession {
-    session: Arc<Session>,
+    session: Arc<BrowserSession>,
     created: Instant,
     used: Instant,
 }
@@ -67,7 +67,7 @@ impl SessionTable {
     /// Opens a session and returns the value of its `Set-Cookie` header.
     pub(super) fn open(&self, token: &str, principal: &str, is_encrypted: bool) -> String {
         let id = new_id(&self.random);
-        let session = Arc::new(Session {
+        let session = Arc::new(BrowserSession {
             token: token.into(),
             principal: principal.into(),
             form_token: new_id(&self.random),
@@ -84,7 +84,7 @@ impl SessionTable {
     }
 
     /// Returns the session of a request, if it has one.
-    pub(super) fn find(&self, headers: &HeaderMap) -> Option<Arc<Session>> {
+    pub(super) fn find(&self, headers: &HeaderMap) -> Option<Arc<BrowserSession>> {
         let key = hash(self.id_of(headers)?);
         let now = Instant::now();
         let mut open = sync::lock(&self.open);

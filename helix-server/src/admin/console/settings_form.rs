@@ -12,6 +12,9 @@ use super::topics::cleanup_name;
 /// Value that resets a setting to the cluster's default.
 const DEFAULT: &str = "default";
 
+/// Word for a limit of 0.
+const UNLIMITED: &str = "unlimited";
+
 const DURABILITIES: [(&str, Durability); 4] = [
     ("quorum-synced", Durability::QuorumSynced),
     ("quorum-written", Durability::QuorumWritten),
@@ -82,14 +85,20 @@ pub(super) fn fields(config: Option<&TopicConfig>) -> Vec<SettingField> {
         field(
             "retention-time",
             "Retention time",
-            text(&|it| time(it.retention_time)),
+            text(&|it| match duration(it.retention_time) {
+                Some(time) if !time.is_zero() => units::duration(time),
+                _ => UNLIMITED.to_owned(),
+            }),
             vec![],
             "12h, 7d; 0s for unlimited",
         ),
         field(
             "retention-bytes",
             "Retention size of a partition",
-            text(&|it| units::bytes(it.retention_bytes.unwrap_or(0))),
+            text(&|it| match it.retention_bytes {
+                Some(bytes) if bytes > 0 => units::bytes(bytes),
+                _ => UNLIMITED.to_owned(),
+            }),
             vec![],
             "512MiB, 10GB; 0 for unlimited",
         ),
@@ -288,7 +297,8 @@ mod tests {
             batch_format: BatchFormat::Helix.into(),
             ..TopicConfig::default()
         };
-        for field in fields(Some(&config)) {
+        let is_value = |field: &SettingField| field.value != UNLIMITED;
+        for field in fields(Some(&config)).into_iter().filter(is_value) {
             let form = format!("{}={}", field.flag, super::super::form::encode(&field.value));
             let read = parse(&FormFields::parse(&form));
             assert_eq!(read.unwrap().mask.len(), 1, "{form}");

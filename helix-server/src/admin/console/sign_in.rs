@@ -8,7 +8,7 @@ use hyper::{Response, StatusCode};
 use super::PageRequest;
 use super::caller::{self, ConsoleCaller, FailedCall};
 use super::form::FormFields;
-use super::page::{AdminBody, Failure, PageFrame, html, plain, redirect, shown};
+use super::page::{AdminBody, PageFailure, PageFrame, html, plain, redirect, shown};
 use super::session::TOKEN_BYTES_MAX;
 use crate::node::AuthMode;
 
@@ -35,12 +35,12 @@ pub(super) fn needs_reload(page: &PageRequest, headers: &HeaderMap) -> bool {
     from_other && page.session.is_none() && page.node.auth_mode() != AuthMode::Off
 }
 
-pub(super) fn reload() -> Result<Response<AdminBody>, Failure> {
+pub(super) fn reload() -> Result<Response<AdminBody>, PageFailure> {
     html(StatusCode::OK, &ReloadPage {})
 }
 
 /// Shows the form.
-pub(super) fn show(page: &PageRequest) -> Result<Response<AdminBody>, Failure> {
+pub(super) fn show(page: &PageRequest) -> Result<Response<AdminBody>, PageFailure> {
     form(page, StatusCode::OK, "", page.query.get("next"))
 }
 
@@ -60,7 +60,7 @@ fn form(
     status: StatusCode,
     message: &str,
     next: &str,
-) -> Result<Response<AdminBody>, Failure> {
+) -> Result<Response<AdminBody>, PageFailure> {
     let shown = SignInPage {
         frame: page.frame("Sign in", ""),
         message: shown(message),
@@ -74,18 +74,18 @@ fn form(
 pub(super) async fn sign_in(
     page: &PageRequest,
     fields: &FormFields,
-) -> Result<Response<AdminBody>, Failure> {
+) -> Result<Response<AdminBody>, PageFailure> {
     let (token, next) = (fields.get("token"), own_path(fields.get("next")));
     let refused = |status: StatusCode, message: &str| form(page, status, message, next);
     if page.node.auth_mode() == AuthMode::Off {
         let what = "this node does not check callers (--auth off); there is no need to sign in";
-        return Err(Failure::bad(what));
+        return Err(PageFailure::bad(what));
     }
     if token.is_empty() || token.len() > TOKEN_BYTES_MAX {
         let what = "enter a token, of at most 8 KiB";
         return refused(StatusCode::BAD_REQUEST, what);
     }
-    let Some(open) = page.console.open.get() else { return Err(Failure::not_found()) };
+    let Some(open) = page.console.open.get() else { return Err(PageFailure::not_found()) };
     let (connector, dial) = (open.connector.clone(), page.console.settings.dial.clone());
     let caller = match ConsoleCaller::new(connector, page.visitor.peer, Some(token), dial) {
         Ok(caller) => caller,

@@ -25,9 +25,9 @@ use tonic::{Request, Status};
 
 use super::PageRequest;
 use super::caller;
-use super::page::{AdminBody, EVENTS, Failure, PageFrame, html, plain, response, shown};
+use super::page::{AdminBody, EVENTS, PageFailure, PageFrame, html, plain, response, shown};
 use super::record_text::{self, TextView};
-use super::records::{PartitionQuery, RecordRow, rows};
+use super::records::{PartitionQuery, ShownRecord, rows};
 use crate::admin::TAIL_WAIT_MAX;
 
 /// Records that the page begins with.
@@ -55,18 +55,21 @@ struct TailPage {
     partition: u32,
     view: &'static str,
     views: [&'static str; 4],
-    rows: Vec<RecordRow>,
+    rows: Vec<ShownRecord>,
     events: String,
     command: String,
 }
 
 /// Shows the page.
-pub(super) async fn show(page: &PageRequest, name: &str) -> Result<Response<AdminBody>, Failure> {
+pub(super) async fn show(
+    page: &PageRequest,
+    name: &str,
+) -> Result<Response<AdminBody>, PageFailure> {
     let query = PartitionQuery::parse(page, name)?;
     let begin = Position::TailRecords(BEGIN_RECORDS);
     let found = query.fetch(page, begin, BEGIN_RECORDS, OutOfRangePolicy::Clamp).await;
     let found = found.map_err(|failed| {
-        Failure::from(failed).back_to(format!("/console/topics/{name}"), "the topic")
+        PageFailure::from(failed).back_to(format!("/console/topics/{name}"), "the topic")
     })?;
     let mut rows = rows(&query, &found.records, false);
     rows.reverse();
@@ -89,9 +92,12 @@ pub(super) async fn show(page: &PageRequest, name: &str) -> Result<Response<Admi
 }
 
 /// Sends the records from an offset on as server-sent events.
-pub(super) async fn events(page: &PageRequest, name: &str) -> Result<Response<AdminBody>, Failure> {
+pub(super) async fn events(
+    page: &PageRequest,
+    name: &str,
+) -> Result<Response<AdminBody>, PageFailure> {
     let query = PartitionQuery::parse(page, name)?;
-    let from = page.query.number("from", 0, u64::MAX).map_err(Failure::bad)?;
+    let from = page.query.number("from", 0, u64::MAX).map_err(PageFailure::bad)?;
     // A browser that connects again continues after its last event.
     let from = page.last_event.map_or(from, |offset| offset.saturating_add(1).max(from));
     let Ok(permit) = page.console.tails.clone().try_acquire_owned() else {
@@ -120,12 +126,12 @@ pub(super) async fn events(page: &PageRequest, name: &str) -> Result<Response<Ad
 
 type Subscription = Streaming<SubscribeResponse>;
 
-/// Opens the subscription at this node, or at the one that its error names.
+/// Opens the subscription at this node, which has a replica of each shard.
 async fn subscribe(
     page: &PageRequest,
     query: &PartitionQuery,
     position: Position,
-) -> Result<(tonic::transport::Channel, Subscription), Failure> {
+) -> Result<(tonic::transport::Channel, Subscription), PageFailure> {
     let channel = page.caller.local();
     let request = page.caller.stream_request(subscription_request(query, position));
     let opened = caller::consume(channel.clone()).subscribe(request).await;

@@ -7,7 +7,7 @@ use hyper::{Response, StatusCode};
 
 use super::PageRequest;
 use super::caller;
-use super::page::{AdminBody, Failure, PageFrame, ROWS_PER_PAGE, html, shown};
+use super::page::{AdminBody, PageFailure, PageFrame, ROWS_PER_PAGE, html, shown};
 use super::settings_form::{self, SettingField};
 use super::topics::records;
 
@@ -41,18 +41,22 @@ struct PartitionRow {
 }
 
 /// Requests a topic.
-pub(super) async fn get(page: &PageRequest, name: &str) -> Result<Topic, Failure> {
+pub(super) async fn get(page: &PageRequest, name: &str) -> Result<Topic, PageFailure> {
     let request = page.caller.request(GetTopicRequest { name: name.to_owned() });
     let found = caller::topics(page.caller.local()).get_topic(request).await;
-    let found = found.map_err(|status| Failure::from(status).back_to("/console/topics", "topics"));
+    let found =
+        found.map_err(|status| PageFailure::from(status).back_to("/console/topics", "topics"));
     Ok(found?.into_inner().topic.unwrap_or_default())
 }
 
 /// Shows the page.
-pub(super) async fn show(page: &PageRequest, name: &str) -> Result<Response<AdminBody>, Failure> {
+pub(super) async fn show(
+    page: &PageRequest,
+    name: &str,
+) -> Result<Response<AdminBody>, PageFailure> {
     let topic = get(page, name).await?;
     let count = topic.partitions.len();
-    let first = page.query.number("first", 0, u32::MAX.into()).map_err(Failure::bad)?;
+    let first = page.query.number("first", 0, u32::MAX.into()).map_err(PageFailure::bad)?;
     let size = ROWS_PER_PAGE.unsigned_abs() as usize;
     let first = usize::try_from(first).unwrap_or(usize::MAX).min(count);
     let link = |first: usize| format!("/console/topics/{name}?first={first}");

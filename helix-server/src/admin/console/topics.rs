@@ -8,7 +8,7 @@ use hyper::{Response, StatusCode};
 use super::PageRequest;
 use super::caller;
 use super::form::encode;
-use super::page::{AdminBody, Failure, PageFrame, ROWS_PER_PAGE, duration, html, shown};
+use super::page::{AdminBody, PageFailure, PageFrame, ROWS_PER_PAGE, duration, html, shown};
 
 #[derive(Template)]
 #[template(path = "topics.html")]
@@ -34,7 +34,7 @@ struct TopicRow {
 }
 
 /// Shows the page.
-pub(super) async fn show(page: &PageRequest) -> Result<Response<AdminBody>, Failure> {
+pub(super) async fn show(page: &PageRequest) -> Result<Response<AdminBody>, PageFailure> {
     let prefix = page.query.get("prefix");
     let after = page.query.get("after");
     let request = page.caller.request(ListTopicsRequest {
