@@ -252,7 +252,7 @@ async fn texts_of_others_are_no_markup() {
     assert_eq!(value.header("content-type"), Some("application/octet-stream"));
     let disposition = value.header("content-disposition").unwrap();
     assert_eq!(disposition, "attachment; filename=\"default-0-0.bin\"");
-    browser.get("/console/topics/default/value?offset=9").await.expect(400, "OFFSET_OUT_OF_RANGE");
+    browser.get("/console/topics/default/value?offset=9").await.expect(404, "has no record");
 }
 
 #[tokio::test]
@@ -361,15 +361,15 @@ async fn bad_requests_get_a_page_that_says_what_is_wrong() {
 
 #[tokio::test]
 async fn lists_of_many_topics_and_groups_have_small_pages() {
-    const TOPICS: usize = 10_000;
+    const TOPICS: usize = 2_000;
     let topics = (0..TOPICS).map(|number| (format!("topic-{number:05}"), 1)).collect();
     let server = TestServer::start(ServerConfig { topics, ..config() }, None).await;
     let browser = Browser::of(&server);
-    for path in ["/console/", "/console/topics", "/console/topics?prefix=topic-07"] {
+    for path in ["/console/", "/console/topics", "/console/topics?prefix=topic-01"] {
         let answer = browser.get(path).await;
         assert!(answer.status == 200 && answer.body.len() <= PAGE_BYTES_MAX, "{path}: {answer}");
     }
-    let mut path = "/console/topics?prefix=topic-07".to_owned();
+    let mut path = "/console/topics?prefix=topic-01".to_owned();
     let mut seen = 0;
     loop {
         let page = browser.get(&path).await;

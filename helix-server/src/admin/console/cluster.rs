@@ -95,12 +95,12 @@ pub(super) async fn show(page: &PageRequest) -> Result<Response<AdminBody>, Page
 
     let mut merged = MergedHealth::default();
     for (node_id, report) in &reports {
-        match report {
-            Ok(report) => {
-                report.health.issues.iter().for_each(|issue| merged.add(*node_id, issue.clone()));
-            }
-            Err(why) => merged.add_silent(*node_id, why),
-        }
+        let issues = report.iter().flat_map(|report| &report.health.issues);
+        issues.for_each(|issue| merged.add(*node_id, issue.clone()));
+    }
+    // Afterwards, since other nodes say more about a node that is down.
+    for (node_id, report) in &reports {
+        report.as_ref().err().into_iter().for_each(|why| merged.add_silent(*node_id, why));
     }
     let issues = merged.lines();
     let status_of = |node_id: u64| reports.get(&node_id)?.as_ref().ok().map(|it| &it.status);

@@ -34,8 +34,14 @@ impl MergedHealth {
         }
     }
 
-    /// Adds a node that gives no report.
+    /// Adds a node that gives no report, unless another one reports it.
     pub(super) fn add_silent(&mut self, node_id: u64, why: &str) {
+        let is_known = |(issue, _): &(HealthIssue, Vec<u64>)| {
+            issue.reason() == HealthReason::NodeDown && issue.needed_node_ids == [node_id]
+        };
+        if self.0.iter().any(is_known) {
+            return;
+        }
         let issue = HealthIssue {
             reason: HealthReason::NodeDown.into(),
             message: format!("node {node_id} gives no report: {why}"),
@@ -77,10 +83,11 @@ mod tests {
         merged.add(1, down(None));
         merged.add(2, down(None));
         merged.add_silent(3, "no answer");
+        merged.add_silent(4, "no answer");
         let lines = merged.lines();
         let reporters: Vec<&str> = lines.iter().map(|line| &*line.reported_by).collect();
         assert_eq!(reporters, ["1, 2", "", "1"]);
         assert_eq!((&*lines[0].reason, &*lines[0].message), ("NODE_DOWN", "node 3\\nis down"));
-        assert!(lines[1].message.contains("node 3 gives no report: no answer"));
+        assert!(lines[1].message.contains("node 4 gives no report: no answer"));
     }
 }
