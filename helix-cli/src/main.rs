@@ -38,7 +38,6 @@ mod stdout_reader;
 mod style;
 mod template;
 mod tls;
-mod units;
 mod wait_notes;
 
 use std::process::ExitCode;
@@ -47,6 +46,7 @@ use anyhow::Context;
 use clap::Parser;
 use helix_client::PendingCalls;
 use helix_client::contexts::ClusterChoice;
+use helix_proto::units;
 
 use args::{Cli, CliCommand, ClusterSubcommand, GlobalArgs};
 use commands::{

@@ -3,9 +3,9 @@
 //! The conventions are what a schema cannot express: the checksum and layout of a batch
 //! ([`batch`]), its codecs ([`compression`]), how an error is encoded in a gRPC status
 //! ([`mod@error`]), how the address of a node is written ([`address`]), the valid times ([`time`]),
-//! the compaction of a batch by key ([`compaction`]), Kafka's batches ([`kafka`]), and how text of
-//! other users is shown ([`shown`]). Performs no I/O; `helix-transport` moves these types over gRPC
-//! without copies.
+//! the compaction of a batch by key ([`compaction`]), Kafka's batches ([`kafka`]), and how programs
+//! show text of other users ([`shown`]), numbers ([`units`]) and groups ([`explanation`]). Performs
+//! no I/O; `helix-transport` moves these types over gRPC without copies.
 
 pub mod address;
 pub mod batch;
@@ -13,11 +13,14 @@ pub mod codec;
 pub mod compaction;
 pub mod compression;
 pub mod error;
+pub mod explanation;
 pub mod kafka;
 pub mod plain;
 pub mod record_fields;
+pub mod short_names;
 pub mod shown;
 pub mod time;
+pub mod units;
 
 /// The public API, package `helix.log`.
 pub mod log {

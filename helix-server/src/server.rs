@@ -19,7 +19,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tonic::service::Routes;
 
-use crate::admin::AdminServer;
+use crate::admin::{AdminServer, ConsoleSettings};
 use crate::api;
 use crate::clock::SystemClock;
 use crate::config::{
@@ -33,7 +33,8 @@ use crate::node::{
     TokenFile, make_first_token,
 };
 use crate::transport::{
-    self, ClientLoad, Listener, MeterLayer, Services, UnixSocketError, UnixSocketListener,
+    self, ClientLoad, Listener, LocalListeners, MeterLayer, Services, UnixSocketError,
+    UnixSocketListener,
 };
 use tls::PortsTls;
 
@@ -135,7 +136,13 @@ impl Server {
             file_watches.push(jwt::watch(verifier, file));
         }
         let admin = match config.admin_listen_addr() {
-            Some(addr) => Some(open_admin(addr, tls.admin.clone()).await?),
+            Some(addr) => {
+                let console = config.has_console().then(|| ConsoleSettings {
+                    hosts: config.console_hosts.clone(),
+                    dial: tls.console_dial.clone(),
+                });
+                Some(open_admin(addr, tls.admin.clone(), console).await?)
+            }
             None => None,
         };
         let settings = NodeSettings { jwt: verifier, ..node_settings(&config, &files) };
@@ -197,8 +204,9 @@ impl Server {
 
         let load = ClientLoad::new(*node.shares());
         load.limit_connections(files.clients);
+        let (connector, in_process) = transport::in_process();
         if let Some(admin) = &admin {
-            admin.set_node(&node, &load);
+            admin.set_node(&node, &load, connector);
         }
         let leaving = CancellationToken::new();
         let others = Routes::new(api::health(&node, leaving.clone()));
@@ -211,7 +219,8 @@ impl Server {
         let clients = tls.clients;
         let socket_path = socket.as_ref().map(|socket| socket.path().to_owned());
         let (held, closed) = (load.clone(), closing.clone());
-        let serving = transport::serve(listener, socket, services, meter, held, clients, closed);
+        let local = LocalListeners { unix: socket, in_process: Some(in_process) };
+        let serving = transport::serve(listener, local, services, meter, held, clients, closed);
         let serving = tokio::spawn(serving);
         Ok(RunningServer {
             node,
@@ -295,6 +304,7 @@ impl RunningServer {
         let (local_addr, admin_addr) = (self.local_addr, self.admin_addr());
         let socket_path = self.socket_path.clone();
         let Self { is_encrypted, is_admin_encrypted, .. } = *self;
+        let has_console = self.admin.as_ref().is_some_and(AdminServer::has_console);
         Banner {
             info,
             local_addr,
@@ -302,6 +312,7 @@ impl RunningServer {
             admin_addr,
             is_encrypted,
             is_admin_encrypted,
+            has_console,
             sync_p50_us,
             sync_p99_us,
         }
@@ -317,6 +328,7 @@ pub struct Banner {
     admin_addr: Option<SocketAddr>,
     is_encrypted: bool,
     is_admin_encrypted: bool,
+    has_console: bool,
     sync_p50_us: u64,
     sync_p99_us: u64,
 }
@@ -347,6 +359,9 @@ impl Display for Banner {
         if let Some(admin_addr) = self.admin_addr {
             let scheme = if self.is_admin_encrypted { "https" } else { "http" };
             writeln!(f, "  admin       {scheme}://{admin_addr}/metrics")?;
+            if self.has_console {
+                writeln!(f, "  console     {scheme}://{admin_addr}/console/")?;
+            }
         }
         if let Some(path) = &self.socket_path {
             writeln!(f, "  socket      unix:{}", path.display())?;
@@ -389,9 +404,10 @@ async fn open_socket(config: &ServerConfig) -> Result<Option<UnixSocketListener>
 async fn open_admin(
     addr: SocketAddr,
     tls: Option<Arc<Acceptor>>,
+    console: Option<ConsoleSettings>,
 ) -> Result<AdminServer, StartError> {
     let error = |error| StartError::AdminListen { addr, error };
-    AdminServer::open(TcpListener::bind(addr).await.map_err(error)?, tls).map_err(error)
+    AdminServer::open(TcpListener::bind(addr).await.map_err(error)?, tls, console).map_err(error)
 }
 
 /// Returns the settings of the node of a server.

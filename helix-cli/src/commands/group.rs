@@ -1,13 +1,13 @@
 //! `helix group`: list, describe, explain, history, seek, reset, forget and delete.
 
 pub(crate) mod explain;
-mod names;
 pub(crate) mod rows;
 mod seek;
 pub(crate) mod topic_lag;
 
 use anyhow::Context;
 use helix_client::Client;
+use helix_proto::short_names::ShortNames;
 
 use crate::args::{GlobalArgs, GroupSubcommand};
 use crate::commands::confirm::confirm;
@@ -17,7 +17,6 @@ use crate::format::OutputFormat;
 use crate::output::{Output, message};
 use crate::units;
 use explain::GroupExplanation;
-use names::ShortNames;
 use rows::{ForgottenRow, GroupDescription, GroupRow, OffsetChangeRow, SoughtRow};
 
 pub(crate) async fn run(global: &GlobalArgs, command: &GroupSubcommand) -> anyhow::Result<()> {

@@ -102,7 +102,11 @@ impl Admin {
     ) -> Result<(Vec<GroupSummary>, String)> {
         let call = CallSpec::new("list groups", Repeat::Read);
         let page = self.client.call_any(call, |node| {
-            let request = ListGroupsRequest { page_size, page_token: page_token.to_owned() };
+            let request = ListGroupsRequest {
+                page_size,
+                page_token: page_token.to_owned(),
+                ..Default::default()
+            };
             async move { node.group().list_groups(request).await }
         });
         let page = page.await?;

@@ -1,7 +1,8 @@
-//! The admin port: HTTP, with or without TLS, for probes and for Prometheus, apart from the
-//! clients' port. Read-only: GET, one request for each connection, with limits on everything. A
-//! probe never waits for other connections.
+//! The admin port: HTTP, with or without TLS, for probes, for Prometheus and for the console, apart
+//! from the clients' port. One request for each connection, with limits on everything; only the
+//! console takes other methods than GET. A probe never waits for other connections.
 
+mod console;
 mod group_metrics;
 mod node_metrics;
 
@@ -15,7 +16,6 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use helix_tls::{Acceptor, TlsSocket};
-use http_body_util::Full;
 use hyper::body::Incoming;
 use hyper::header::{ACCEPT, ALLOW, CONTENT_TYPE, HeaderValue};
 use hyper::service::service_fn;
@@ -28,7 +28,9 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::metrics;
 use crate::node::Node;
-use crate::transport::ClientLoad;
+use crate::transport::{ClientLoad, InProcessConnector};
+use console::{AdminBody, Console, Visitor, full};
+pub use console::{ConsoleDial, ConsoleSettings};
 
 /// Open connections: some probes and scrapers. A further one replaces the oldest that has not sent
 /// its request, else the oldest.
@@ -37,6 +39,9 @@ const CONNECTIONS_MAX: usize = 64;
 /// Time for a request's header to arrive, and for the whole request with its response.
 const HEAD_WAIT_MAX: Duration = Duration::from_secs(5);
 const REQUEST_WAIT_MAX: Duration = Duration::from_secs(30);
+
+/// Time for a live tail, whose client calls again afterwards.
+const TAIL_WAIT_MAX: Duration = Duration::from_secs(15 * 60);
 
 /// Bytes of a request's header; a longer one is rejected.
 const HEAD_BYTES_MAX: usize = 16 << 10;
@@ -51,7 +56,11 @@ const INDEX: &str = "\
 /metrics  metrics of this node, for Prometheus
 /livez    200 while the process runs
 /readyz   200 while this node serves all of its shards, else 503 with the reasons
+/console/ console for browsers, unless it is off
 ";
+
+/// Body of a page of the console that is off.
+const CONSOLE_OFF: &str = "the console is off; start the node with --console on\n";
 
 /// The open admin port. Dropping it closes it.
 #[derive(Debug)]
@@ -74,6 +83,7 @@ struct AdminHandler {
     /// Set once the node is open.
     served: OnceLock<ServedNode>,
     started: Instant,
+    console: Option<Arc<Console>>,
 }
 
 impl AdminServer {
@@ -81,9 +91,15 @@ impl AdminServer {
     ///
     /// # Errors
     /// The address of the listener cannot be read.
-    pub fn open(listener: TcpListener, tls: Option<Arc<Acceptor>>) -> io::Result<Self> {
+    pub fn open(
+        listener: TcpListener,
+        tls: Option<Arc<Acceptor>>,
+        console: Option<ConsoleSettings>,
+    ) -> io::Result<Self> {
         let local_addr = listener.local_addr()?;
-        let handler = Arc::new(AdminHandler { served: OnceLock::new(), started: Instant::now() });
+        let console = console.map(|settings| Arc::new(Console::new(settings, local_addr)));
+        let served = OnceLock::new();
+        let handler = Arc::new(AdminHandler { served, started: Instant::now(), console });
         let closing = CancellationToken::new();
         let serving = serve(listener, handler.clone(), tls);
         tokio::spawn(closing.clone().run_until_cancelled_owned(serving));
@@ -91,7 +107,15 @@ impl AdminServer {
     }
 
     /// Sets the node once it is open.
-    pub fn set_node(&self, node: &Arc<Node>, load: &Arc<ClientLoad>) {
+    pub fn set_node(
+        &self,
+        node: &Arc<Node>,
+        load: &Arc<ClientLoad>,
+        connector: InProcessConnector,
+    ) {
+        if let Some(console) = &self.handler.console {
+            console.set_node(node, connector);
+        }
         // Ignored: it is set once.
         let _ = self.handler.served.set(ServedNode { node: node.clone(), load: load.clone() });
     }
@@ -99,6 +123,11 @@ impl AdminServer {
     /// Returns the address listened on, with its real port.
     pub fn local_addr(&self) -> SocketAddr {
         self.local_addr
+    }
+
+    /// Returns true if the port serves the console.
+    pub fn has_console(&self) -> bool {
+        self.handler.console.is_some()
     }
 }
 
@@ -111,10 +140,11 @@ async fn serve(listener: TcpListener, handler: Arc<AdminHandler>, tls: Option<Ar
         while tasks.try_join_next().is_some() {}
         match accepted {
             Ok((stream, peer)) => {
-                let has_request = Arc::new(AtomicBool::new(false));
-                let (handler, has_its_request) = (handler.clone(), has_request.clone());
+                let state = Arc::new(RequestState::default());
+                let (handler, of_request) = (handler.clone(), state.clone());
                 let tls = tls.clone();
                 let serving = async move {
+                    let local = stream.local_addr().ok();
                     let socket = match tls {
                         None => TlsSocket::plain(stream),
                         // The acceptor has logged and counted an error.
@@ -123,11 +153,12 @@ async fn serve(listener: TcpListener, handler: Arc<AdminHandler>, tls: Option<Ar
                             Err(_) => return,
                         },
                     };
-                    serve_one(socket, handler, has_its_request).await;
+                    let is_encrypted = socket.is_encrypted();
+                    let visitor = Visitor { peer, local, is_encrypted };
+                    serve_one(socket, visitor, handler, of_request).await;
                 };
-                // Ignored: the client is too slow, or gone.
-                let task = tasks.spawn(async { drop(timeout(REQUEST_WAIT_MAX, serving).await) });
-                open.add(AdminConnection { task, has_request });
+                let task = tasks.spawn(serve_in_time(serving, state.clone()));
+                open.add(AdminConnection { task, state });
             }
             Err(error) => {
                 tracing::debug!(%error, "failed to accept a connection to the admin port");
@@ -143,8 +174,16 @@ struct OpenConnections(VecDeque<AdminConnection>);
 
 struct AdminConnection {
     task: AbortHandle,
-    /// Set once the header of the request has arrived.
-    has_request: Arc<AtomicBool>,
+    state: Arc<RequestState>,
+}
+
+/// State of the one request of a connection.
+#[derive(Debug, Default)]
+struct RequestState {
+    /// Set once its header has arrived.
+    has_begun: AtomicBool,
+    /// Set if its response is a live tail. The console limits the number of tails.
+    is_tail: AtomicBool,
 }
 
 impl OpenConnections {
@@ -152,9 +191,11 @@ impl OpenConnections {
     fn add(&mut self, connection: AdminConnection) {
         self.0.retain(|open| !open.task.is_finished());
         if self.0.len() >= CONNECTIONS_MAX {
-            let is_idle = |open: &AdminConnection| !open.has_request.load(Ordering::Relaxed);
-            let replaced = self.0.iter().position(is_idle).unwrap_or(0);
-            if let Some(replaced) = self.0.remove(replaced) {
+            let is_idle = |open: &AdminConnection| !open.state.has_begun.load(Ordering::Relaxed);
+            let is_short = |open: &AdminConnection| !open.state.is_tail.load(Ordering::Relaxed);
+            let mut replaced = self.0.iter().position(is_idle);
+            replaced = replaced.or_else(|| self.0.iter().position(is_short));
+            if let Some(replaced) = self.0.remove(replaced.unwrap_or(0)) {
                 replaced.task.abort();
             }
         }
@@ -162,15 +203,32 @@ impl OpenConnections {
     }
 }
 
+/// Serves a connection until its deadline, which is later for a live tail.
+async fn serve_in_time(serving: impl Future<Output = ()>, state: Arc<RequestState>) {
+    tokio::pin!(serving);
+    let is_late = timeout(REQUEST_WAIT_MAX, &mut serving).await.is_err();
+    if is_late && state.is_tail.load(Ordering::Relaxed) {
+        // Ignored: the client is too slow, or gone.
+        let _ = timeout(TAIL_WAIT_MAX, serving).await;
+    }
+}
+
 async fn serve_one(
     stream: TlsSocket<TcpStream>,
+    visitor: Visitor,
     handler: Arc<AdminHandler>,
-    has_request: Arc<AtomicBool>,
+    state: Arc<RequestState>,
 ) {
     let respond = |request: Request<Incoming>| {
-        has_request.store(true, Ordering::Relaxed);
-        let handler = handler.clone();
-        async move { Ok::<_, Infallible>(handler.respond(&request).await) }
+        state.has_begun.store(true, Ordering::Relaxed);
+        let (handler, state) = (handler.clone(), state.clone());
+        async move {
+            let response = handler.respond(request, visitor).await;
+            if console::is_tail(&response) {
+                state.is_tail.store(true, Ordering::Relaxed);
+            }
+            Ok::<_, Infallible>(response)
+        }
     };
     let serving = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
@@ -184,7 +242,14 @@ async fn serve_one(
 }
 
 impl AdminHandler {
-    async fn respond(&self, request: &Request<Incoming>) -> Response<Full<Bytes>> {
+    async fn respond(&self, request: Request<Incoming>, visitor: Visitor) -> Response<AdminBody> {
+        let path = request.uri().path();
+        if path == "/console" || path.starts_with("/console/") {
+            return match &self.console {
+                Some(console) => console.respond(request, visitor).await,
+                None => text(StatusCode::NOT_FOUND, PLAIN, CONSOLE_OFF),
+            };
+        }
         if request.method() != Method::GET {
             let mut response = text(StatusCode::METHOD_NOT_ALLOWED, PLAIN, "GET only\n");
             response.headers_mut().insert(ALLOW, HeaderValue::from_static("GET"));
@@ -218,7 +283,7 @@ impl AdminHandler {
     }
 }
 
-fn ready(reasons: &[String], as_json: bool) -> Response<Full<Bytes>> {
+fn ready(reasons: &[String], as_json: bool) -> Response<AdminBody> {
     let is_ready = reasons.is_empty();
     let status = if is_ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     if as_json {
@@ -233,8 +298,8 @@ fn text(
     status: StatusCode,
     content_type: &'static str,
     body: impl Into<Bytes>,
-) -> Response<Full<Bytes>> {
-    let mut response = Response::new(Full::new(body.into()));
+) -> Response<AdminBody> {
+    let mut response = Response::new(full(body));
     *response.status_mut() = status;
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
     response

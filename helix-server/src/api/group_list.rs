@@ -22,11 +22,14 @@ impl GroupHandler {
         visible: &Visibility,
     ) -> Result<ListGroupsResponse> {
         let page_size = page_size(request.page_size, GROUPS_PER_PAGE_DEFAULT, GROUPS_PER_PAGE_MAX)?;
-        let after = request.page_token.as_str();
+        let (after, prefix) = (request.page_token.as_str(), request.prefix.as_str());
         let mut found: BTreeMap<Arc<str>, Arc<Shard>> = BTreeMap::new();
         for shard in self.node.shards() {
             let names: Vec<Arc<str>> = shard.read_groups(|groups| {
-                let found = groups.after(after).filter(|(name, _)| visible.sees_group(name));
+                // Sorted by name.
+                let found = groups.after(after).skip_while(|(name, _)| &***name < prefix);
+                let found = found.take_while(|(name, _)| name.starts_with(prefix));
+                let found = found.filter(|(name, _)| visible.sees_group(name));
                 found.take(page_size + 1).map(|(name, _)| name.clone()).collect()
             });
             let sees = |name: &str| visible.sees_group(name);

@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use helix_proto::address::{UNIX_SCHEME, check_dialable, parse_unix};
 
-use super::{AuthSetting, ClientCertificates, ServerConfig, SocketMode, StorageMode, TlsUse};
+use super::{
+    AuthSetting, ClientCertificates, ConsoleUse, ServerConfig, SocketMode, StorageMode, TlsUse,
+};
 use crate::limits::{
     BATCH_BYTES_MAX, ELECTION_TIMEOUT_MS_MAX, ELECTION_TIMEOUT_MS_MIN, PARTITIONS_MAX,
     PARTITIONS_PER_TOPIC_MAX, SHARDS_MAX,
@@ -38,6 +40,9 @@ const NODE_IDS: std::ops::RangeInclusive<u64> = 1..=u32::MAX as u64;
 
 /// More threads than any machine has CPUs; the start would run out of threads.
 const WORKER_THREADS_MAX: usize = 1_024;
+
+/// Longest host name of `--console-host`: as long as DNS allows.
+const HOST_BYTES_MAX: usize = 253;
 
 /// All problems of a configuration, one line each.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -102,6 +107,7 @@ impl ServerConfig {
         let what = "choose 16MiB to 1GiB, a multiple of 4KiB";
         problems.expect(is_size, "segment-bytes", &self.segment_bytes, what);
         self.check_memory(&mut problems);
+        self.check_console(&mut problems);
         let is_sparing = self.checkpoint_bytes >= CHECKPOINT_BYTES_MIN;
         let what = "choose at least 64KiB";
         problems.expect(is_sparing, "checkpoint-bytes", &self.checkpoint_bytes, what);
@@ -260,8 +266,9 @@ impl ServerConfig {
                          --insecure to allow every program to speak as a node"
                     }
                     _ => {
-                        "other machines can reach this address, and the port does not require TLS; \
-                         set --tls-admin required with --tls-cert, listen on 127.0.0.1, or add \
+                        "other machines can reach this address, and the port does not require TLS, \
+                         or its console no credentials; set --tls-admin required with --tls-cert, \
+                         and --auth required or --console off; or listen on 127.0.0.1, or add \
                          --insecure"
                     }
                 },
@@ -284,8 +291,24 @@ impl ServerConfig {
         problems.expect(mode.0 <= SocketMode::MAX.0, "listen-socket-mode", &mode, what);
     }
 
+    fn check_console(&self, problems: &mut ConfigProblems) {
+        let has_port = self.admin_listen_addr().is_some();
+        let is_served = has_port || self.console != Some(ConsoleUse::On);
+        let what = "the console is a part of the admin port; set --admin-addr, or --console off";
+        problems.expect(is_served, "console", &"on", what);
+        for name in &self.console_hosts {
+            let is_name = |c: char| c.is_ascii_alphanumeric() || "-._:[]".contains(c);
+            let is_host = (1..=HOST_BYTES_MAX).contains(&name.len()) && name.chars().all(is_name);
+            let is_host = is_host && (!name.contains(':') || name.starts_with('['));
+            let what = "name a host as in the browser's address, without scheme and port: \
+                        console.example, 192.0.2.7 or [2001:db8::7]";
+            problems.expect(is_host, "console-host", name, what);
+        }
+    }
+
     /// Returns the listening addresses that other machines can reach without TLS or without
-    /// credentials, with their flags. The admin port is read-only, so that TLS suffices.
+    /// credentials, with their flags. An admin port without console is read-only, so that TLS
+    /// suffices.
     pub fn exposed(&self) -> Vec<(&'static str, SocketAddr)> {
         let is_open = |tls: TlsUse| tls != TlsUse::Required;
         let has_peers = !self.peers.is_empty() && is_open(self.peer_tls());
@@ -294,7 +317,9 @@ impl ServerConfig {
         let has_clients = is_open(self.client_tls()) || is_anonymous;
         let clients = has_clients.then_some(("listen-addr", self.listen_addr));
         let peers = has_peers.then_some(("peer-addr", self.peer_addr));
-        let admin = self.admin_listen_addr().filter(|_| is_open(self.tls_admin));
+        // The console asks for no certificate.
+        let changes = self.has_console() && self.auth != AuthSetting::Required;
+        let admin = self.admin_listen_addr().filter(|_| is_open(self.tls_admin) || changes);
         let admin = admin.map(|addr| ("admin-addr", addr));
         let listened = clients.into_iter().chain(peers).chain(admin);
         listened.filter(|(_, addr)| !addr.ip().is_loopback()).collect()
@@ -440,6 +465,19 @@ mod tests {
         assert!(message.contains("--insecure"), "{message}");
         let admin_addr = Some(AdminAddr::At(all(9644)));
         assert_eq!(flags(&ServerConfig { admin_addr, ..ServerConfig::default() }), ["admin-addr"]);
+        let console = Some(ConsoleUse::On);
+        let auth = AuthSetting::Required;
+        let encrypted = ServerConfig {
+            admin_addr,
+            tls_cert: Some("node.pem".into()),
+            tls_admin: TlsUse::Required,
+            ..ServerConfig::default()
+        };
+        assert!(encrypted.exposed().is_empty() && !encrypted.has_console());
+        let with_console = ServerConfig { console, ..encrypted.clone() };
+        assert_eq!(with_console.exposed().len(), 1, "everyone could change everything");
+        let with_tokens = ServerConfig { auth, ..encrypted };
+        assert!(with_tokens.exposed().is_empty() && with_tokens.has_console());
         ServerConfig { insecure: true, ..cluster }.validate().unwrap();
     }
 
@@ -501,6 +539,33 @@ mod tests {
         assert_eq!(flags(&ServerConfig { topics, ..default() }), ["topic"]);
         let topics = (0..11).map(|number| (format!("t{number}"), 100_000)).collect();
         assert_eq!(flags(&ServerConfig { topics, ..default() }), ["topic"]);
+    }
+
+    #[test]
+    fn the_console_is_on_where_it_opens_nothing() {
+        let default = ServerConfig::default();
+        assert!(default.has_console(), "only this machine can reach it");
+        let tls_client_auth = ClientCertificates::Required;
+        let by_certificate = ServerConfig { tls_client_auth, ..default.clone() };
+        assert!(!by_certificate.has_console());
+        let auth = AuthSetting::Required;
+        assert!(ServerConfig { auth, ..by_certificate }.has_console());
+        let off = ServerConfig { console: Some(ConsoleUse::Off), ..default.clone() };
+        assert!(!off.has_console());
+        let closed = ServerConfig { admin_addr: Some(AdminAddr::Off), ..default.clone() };
+        assert!(!closed.has_console());
+        let closed = ServerConfig { console: Some(ConsoleUse::On), ..closed };
+        assert_eq!(flags(&closed), ["console"]);
+        let named = |name: &str| ServerConfig {
+            console_hosts: vec![name.to_owned()],
+            ..ServerConfig::default()
+        };
+        for name in ["console.example", "192.0.2.7", "[2001:db8::7]"] {
+            named(name).validate().unwrap();
+        }
+        for name in ["", "https://console.example", "console.example:9644", "a b", "a/b"] {
+            assert_eq!(flags(&named(name)), ["console-host"], "{name:?}");
+        }
     }
 
     #[test]

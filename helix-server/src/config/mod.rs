@@ -80,6 +80,13 @@ pub enum AuthSetting {
     Required,
 }
 
+/// Use of the console on the admin port.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum ConsoleUse {
+    On,
+    Off,
+}
+
 /// Address of the admin port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AdminAddr {
@@ -165,6 +172,16 @@ pub struct ServerConfig {
     /// 127.0.0.1 and the port of --listen-addr plus 552: 9644 for 9092]
     #[arg(long, value_name = "ADDR|off", value_parser = parse_admin_addr)]
     pub admin_addr: Option<AdminAddr>,
+
+    /// Console for browsers on the admin port [default: on for loopback, and with --auth and
+    /// --tls-admin required]
+    #[arg(long, value_enum, value_name = "USE")]
+    pub console: Option<ConsoleUse>,
+
+    /// Host name by which browsers may call the console, beside localhost and the port's address;
+    /// can be given more than once
+    #[arg(long = "console-host", value_name = "NAME", value_delimiter = ',')]
+    pub console_hosts: Vec<String>,
 
     /// Allow addresses that other machines can reach, without TLS and credentials
     #[arg(long)]
@@ -386,6 +403,21 @@ impl ServerConfig {
                 Some(SocketAddr::from(([127, 0, 0, 1], port)))
             }
         }
+    }
+
+    /// Returns true if the admin port serves the console.
+    ///
+    /// Without `--console` it does where that opens nothing: to this machine unless callers are
+    /// known by certificates, which the console does not ask for; or with TLS and credentials.
+    pub fn has_console(&self) -> bool {
+        let Some(addr) = self.admin_listen_addr() else { return false };
+        if let Some(console) = self.console {
+            return console == ConsoleUse::On;
+        }
+        let has_credentials = self.auth == AuthSetting::Required;
+        let needs_certificate = self.tls_client_auth == ClientCertificates::Required;
+        let is_local = addr.ip().is_loopback() && (has_credentials || !needs_certificate);
+        is_local || has_credentials && self.tls_admin == TlsUse::Required
     }
 
     /// Returns the admin port that follows from the clients' port; a free port follows from a free

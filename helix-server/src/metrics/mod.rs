@@ -76,7 +76,29 @@ pub struct Metrics {
     over_quota: [Counter; QUOTA_LIMITS.len()],
 }
 
+/// Totals of the append path and the read path since the start.
+#[derive(Debug, Clone, Default)]
+pub struct MetricTotals {
+    pub appended_records: u64,
+    pub appended_bytes: u64,
+    pub read_records: u64,
+    pub read_bytes: u64,
+    /// Appends by the time until their acknowledgement, for each of [`BOUNDS_US`] and above.
+    pub append_times: Vec<u64>,
+}
+
 impl Metrics {
+    /// Returns the totals until now.
+    pub fn totals(&self) -> MetricTotals {
+        MetricTotals {
+            appended_records: self.appended_records.get(),
+            appended_bytes: self.appended_bytes.get(),
+            read_records: self.read_records.get(),
+            read_bytes: self.read_bytes.get(),
+            append_times: self.append_times.get().0,
+        }
+    }
+
     /// Counts an acknowledged batch; `took` is the time since its arrival.
     pub fn on_ack(&self, records: u32, bytes: usize, is_duplicate: bool, took: Duration) {
         self.append_times.observe(took);

@@ -3,12 +3,14 @@
 use std::sync::Arc;
 
 use helix_tls::{
-    Acceptor, AcceptorOptions, CallerCa, CertificateStore, ClientAuth, Connector, ServerRule,
+    Acceptor, AcceptorOptions, CallerCa, CertificateFiles, CertificateStore, ClientAuth, Connector,
+    ServerRule,
 };
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::StartError;
-use crate::config::{ServerConfig, TlsUse};
+use crate::admin::ConsoleDial;
+use crate::config::{ClientCertificates, ServerConfig, TlsUse};
 use crate::limits;
 use crate::node::{NodeTls, PeerTls};
 
@@ -19,6 +21,8 @@ pub(super) struct PortsTls {
     pub(super) clients: Option<Arc<Acceptor>>,
     pub(super) peers: Option<PeerTls>,
     pub(super) admin: Option<Arc<Acceptor>>,
+    /// How the console dials the clients' ports of other nodes.
+    pub(super) console_dial: ConsoleDial,
 }
 
 impl PortsTls {
@@ -59,7 +63,8 @@ impl PortsTls {
                 ..config.acceptor_options("admin", tls, ClientAuth::Off)
             })?),
         };
-        Ok(Self { store: Some(store), clients, peers, admin })
+        let console_dial = console_dial(config)?;
+        Ok(Self { store: Some(store), clients, peers, admin, console_dial })
     }
 
     /// Returns what the node reports about its certificates and handshakes.
@@ -76,4 +81,21 @@ impl PortsTls {
         tokio::spawn(stop.clone().run_until_cancelled_owned(watching));
         Some(stop.drop_guard())
     }
+}
+
+/// Returns how the console dials other nodes: with TLS, as a client without a certificate.
+///
+/// The node's own certificate is not used: the other node would take it for the caller's.
+fn console_dial(config: &ServerConfig) -> Result<ConsoleDial, StartError> {
+    if config.tls_client_auth == ClientCertificates::Required {
+        return Ok(ConsoleDial::Never("nodes require certificates of clients"));
+    }
+    let Some(ca) = config.tls_ca.clone() else {
+        return Ok(ConsoleDial::Never("this node has no --tls-ca to verify other nodes with"));
+    };
+    let files = CertificateFiles { ca: vec![ca], ..CertificateFiles::default() };
+    let store = CertificateStore::open(files, None);
+    let store = store.map_err(|error| StartError::Tls(error.to_string()))?;
+    let connector = Connector::new(store, ServerRule::HostName).map_err(StartError::Tls)?;
+    Ok(ConsoleDial::Tls(Arc::new(connector)))
 }

@@ -19,6 +19,7 @@ use tower::Layer;
 
 use super::admission::Admission;
 use super::client_stream::ClientStream;
+use super::in_process::{InProcessConnection, InProcessListener};
 use super::load::{ClientAddress, ClientConnection, ClientLoad};
 use super::meter::{Meter, MeterLayer};
 use super::services::Services;
@@ -45,21 +46,29 @@ impl Listener for TcpListener {
     }
 }
 
+/// Sources of connections without TLS, beside a port.
+#[derive(Debug, Default)]
+pub(crate) struct LocalListeners {
+    pub(crate) unix: Option<UnixSocketListener>,
+    pub(crate) in_process: Option<InProcessListener>,
+}
+
 /// Serves connections until `closing` is cancelled, and then until the last connection has ended.
 ///
 /// With `tls` each connection of `listener` begins with a handshake, which does not count as a
-/// connection yet. Connections of `unix_listener` have no TLS; otherwise they are like the others.
+/// connection yet. Connections of `local` have no TLS; otherwise they are like the others.
 /// Closes connections without open calls within [`limits::SHUTDOWN_IDLE_WAIT_MAX`], and all that
 /// are still open after [`limits::SHUTDOWN_WAIT_MAX`].
 pub(crate) async fn serve<L: Listener>(
     mut listener: L,
-    unix_listener: Option<UnixSocketListener>,
+    local: LocalListeners,
     services: Services,
     meter: MeterLayer,
     load: Arc<ClientLoad>,
     tls: Option<Arc<Acceptor>>,
     closing: CancellationToken,
 ) {
+    let LocalListeners { unix: unix_listener, mut in_process } = local;
     let connections = TaskTracker::new();
     let port = ClientPort {
         // Done once here, not for each connection's clone.
@@ -76,6 +85,11 @@ pub(crate) async fn serve<L: Listener>(
             _ = tick.tick() => {
                 load.close_stalled();
                 port.log_refusals(false);
+                continue;
+            }
+            accepted = accept_in_process(&mut in_process) => {
+                let (stream, browser) = accepted;
+                port.spawn_plain(&connections, stream, ClientAddress::Console(browser));
                 continue;
             }
             accepted = accept_unix(unix_listener.as_ref()) => {
@@ -106,7 +120,7 @@ pub(crate) async fn serve<L: Listener>(
             (Err(error), _) => accept_failed(&error).await,
         }
     }
-    drop((listener, unix_listener));
+    drop((listener, unix_listener, in_process));
     connections.close();
     let deadline = sleep(limits::SHUTDOWN_WAIT_MAX);
     tokio::pin!(deadline);
@@ -132,6 +146,18 @@ async fn accept_unix(listener: Option<&UnixSocketListener>) -> io::Result<UnixSt
     match listener {
         Some(listener) => listener.accept().await,
         None => pending().await,
+    }
+}
+
+/// Accepts the next connection of the same process; never completes without one.
+async fn accept_in_process(listener: &mut Option<InProcessListener>) -> InProcessConnection {
+    let Some(open) = listener else { return pending().await };
+    match open.accept().await {
+        Some(accepted) => accepted,
+        None => {
+            *listener = None;
+            pending().await
+        }
     }
 }
 

@@ -3,7 +3,7 @@
 //!    `client_stream.rs` reads it in turns by its frames (`client_frames.rs`); on a Unix domain
 //!    socket `authority.rs` accepts any authority.
 //! 2. `socket.rs` is its TCP socket; it sends the end of a response in one packet. `unix_socket.rs`
-//!    listens for clients of this machine.
+//!    listens for clients of this machine. `in_process.rs` has the connections of the console.
 //! 3. `meter.rs` counts the call, its duration and its outcome.
 //! 4. `gate.rs` finds the caller; `api/authorize.rs` checks its rights in each handler, and
 //!    `stream_guard.rs` ends a stream when its caller loses them.
@@ -21,6 +21,7 @@ mod authority;
 mod client_frames;
 mod client_stream;
 mod gate;
+mod in_process;
 mod load;
 mod meter;
 mod quota_delay;
@@ -31,8 +32,10 @@ mod tracked_body;
 mod unix_socket;
 
 pub use accept::Listener;
-pub(crate) use accept::serve;
+pub(crate) use accept::{LocalListeners, serve};
 pub use gate::{CallAccess, OwnedResource};
+pub use in_process::InProcessConnector;
+pub(crate) use in_process::in_process;
 pub use load::{
     ArrivingPermit, CallMemory, ClientAddress, ClientConnection, ClientLoad, LimitEvents,
     LoadPermit, MessageClaim, RequestPermit,

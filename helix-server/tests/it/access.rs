@@ -31,9 +31,9 @@ use crate::support::{TestServer, reason};
 use crate::trio::until;
 
 /// A server that checks its callers, and the token of its administrator.
-struct GuardedServer {
-    server: TestServer,
-    admin_token: String,
+pub(crate) struct GuardedServer {
+    pub(crate) server: TestServer,
+    pub(crate) admin_token: String,
     _directory: TempDir,
 }
 
@@ -64,7 +64,7 @@ impl GuardedServer {
         Self::start_with(ServerConfig { auth, ..ServerConfig::in_memory() }).await
     }
 
-    async fn start_with(config: ServerConfig) -> Self {
+    pub(crate) async fn start_with(config: ServerConfig) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("first-token");
         let admin_token_file = Some(path.clone());
@@ -82,7 +82,7 @@ impl GuardedServer {
     }
 
     /// Makes a token of a principal with these rules and roles.
-    async fn token(&self, principal: &str, grant: &AccessGrant) -> String {
+    pub(crate) async fn token(&self, principal: &str, grant: &AccessGrant) -> String {
         self.admin().create_token(principal, None, grant).await.unwrap().token
     }
 

@@ -49,7 +49,7 @@ pub(crate) async fn metrics(addr: SocketAddr) -> BTreeMap<String, f64> {
     samples.collect()
 }
 
-fn any_port() -> Option<AdminAddr> {
+pub(crate) fn any_port() -> Option<AdminAddr> {
     Some(AdminAddr::At(SocketAddr::from(([127, 0, 0, 1], 0))))
 }
 
@@ -96,12 +96,15 @@ async fn serving_node_is_alive_and_ready() {
 }
 
 #[tokio::test]
-async fn admin_port_is_read_only() {
+async fn admin_port_takes_other_methods_in_the_console_only() {
     let server = in_memory().await;
     let addr = addr_of(&server);
     for method in ["POST", "PUT", "DELETE", "HEAD", "OPTIONS"] {
         let request = format!("{method} /metrics HTTP/1.1\r\nHost: helix\r\n\r\n");
         assert_eq!(send(addr, &request).await.0, 405, "{method}");
+        let request = format!("{method} /console/ HTTP/1.1\r\nHost: localhost\r\n\r\n");
+        let expected = if method == "POST" { 403 } else { 405 };
+        assert_eq!(send(addr, &request).await.0, expected, "{method}: no form of the console");
     }
     assert_eq!(get(addr, "/nothing").await.0, 404);
     let long = format!("GET / HTTP/1.1\r\nHost: helix\r\nX: {}\r\n\r\n", "x".repeat(64 << 10));

@@ -447,7 +447,7 @@ async fn lists_groups_in_pages() {
     let mut names = Vec::new();
     let mut page_token = String::new();
     loop {
-        let request = ListGroupsRequest { page_size: 2, page_token };
+        let request = ListGroupsRequest { page_size: 2, page_token, ..Default::default() };
         let page = groups(&server).list_groups(request).await.unwrap().into_inner();
         assert!(page.groups.iter().all(|it| it.total_lag == 2 && it.member_count == 0));
         // Partition 2 has no committed offset.

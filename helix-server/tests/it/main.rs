@@ -21,6 +21,7 @@ mod compaction;
 mod compaction_by_key;
 mod compression;
 mod conditions;
+mod console;
 mod consume;
 mod disk_failure;
 mod disk_full;

@@ -30,9 +30,8 @@ mod position;
 #[path = "../../../helix-cli/src/template.rs"]
 #[allow(dead_code)]
 mod template;
-#[path = "../../../helix-cli/src/units.rs"]
-#[allow(dead_code)]
-mod units;
+// Their path `crate::units`.
+use helix_proto::units;
 
 pub use extremes::extremes;
 

@@ -1,12 +1,11 @@
 //! Results of `helix group`.
 
 use helix_client::proto::log::v1 as proto;
-use helix_proto::time;
-use prost_types::{Duration as WireDuration, Timestamp};
+use helix_proto::short_names::ShortNames;
+use prost_types::Timestamp;
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use super::names::ShortNames;
 use crate::api_duration::ApiDuration;
 
 /// Summary of a group.
@@ -316,9 +315,4 @@ fn kind_name(kind: proto::OffsetChangeKind) -> &'static str {
 
 fn present(text: &str) -> Option<String> {
     (!text.is_empty()).then(|| text.to_owned())
-}
-
-/// Converts a duration; a negative one counts as unset.
-pub(crate) fn duration(wire: Option<WireDuration>) -> Option<std::time::Duration> {
-    wire.and_then(|wire| time::duration(wire).ok())
 }

@@ -23,6 +23,8 @@ pub enum ClientAddress {
     Tcp(SocketAddr),
     /// A client on this machine; its socket has no address.
     Unix,
+    /// The console, on behalf of a browser at this address.
+    Console(SocketAddr),
 }
 
 impl ClientAddress {
@@ -30,7 +32,7 @@ impl ClientAddress {
     ///
     /// One client of IPv6 usually has all addresses of a prefix of 64 bits.
     fn network(self) -> Option<IpAddr> {
-        let Self::Tcp(addr) = self else { return None };
+        let (Self::Tcp(addr) | Self::Console(addr)) = self else { return None };
         match addr.ip().to_canonical() {
             ip if ip.is_loopback() => None,
             IpAddr::V6(ip) => Some(Ipv6Addr::from_bits(ip.to_bits() >> 64 << 64).into()),
@@ -50,6 +52,7 @@ impl Display for ClientAddress {
         match self {
             Self::Tcp(addr) => addr.fmt(f),
             Self::Unix => f.write_str("unix"),
+            Self::Console(addr) => write!(f, "console:{addr}"),
         }
     }
 }

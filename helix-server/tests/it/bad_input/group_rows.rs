@@ -511,7 +511,7 @@ fn others() -> Vec<FieldCase> {
     };
     let list = |page_size, page_token: &str| {
         let page_token = page_token.to_owned();
-        InvalidCall::ListGroups(ListGroupsRequest { page_size, page_token })
+        InvalidCall::ListGroups(ListGroupsRequest { page_size, page_token, ..Default::default() })
     };
     let delete_after = |name: &str, offsets_epoch| {
         InvalidCall::DeleteGroup(DeleteGroupRequest { group: group(name), offsets_epoch })

@@ -1,5 +1,5 @@
-//! Parses and prints durations, sizes and counts, for flags and results.
-//! The parsers accept printed durations.
+//! Parses and prints durations, sizes and counts, for people.
+//! The parsers accept printed durations. Pure.
 
 use std::time::Duration;
 
@@ -30,7 +30,10 @@ const SIZES: [(&str, u64); 10] = [
 ];
 
 /// Parses `500ms`, `10s`, `1h30m`, `7d`.
-pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
+///
+/// # Errors
+/// A text with the valid forms.
+pub fn parse_duration(text: &str) -> Result<Duration, String> {
     let invalid =
         || format!("invalid duration {text:?}; use a form such as 500ms, 10s, 5m, 1h30m or 7d");
     let mut rest = text;
@@ -52,7 +55,10 @@ pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
 }
 
 /// Parses `64KiB`, `1MiB`, `2GB`, `4096`.
-pub(crate) fn parse_bytes(text: &str) -> Result<u64, String> {
+///
+/// # Errors
+/// A text with the valid forms.
+pub fn parse_bytes(text: &str) -> Result<u64, String> {
     let invalid = || format!("invalid size {text:?}; use a form such as 4096, 64KiB, 1MiB or 2GB");
     let (number, unit) = split(text, |byte| byte.is_ascii_digit());
     let number: u64 = number.parse().map_err(|_| invalid())?;
@@ -67,7 +73,7 @@ fn split(text: &str, is_in: impl Fn(u8) -> bool) -> (&str, &str) {
 }
 
 /// Formats a duration exactly, as [`parse_duration`] accepts it: `1h30m`.
-pub(crate) fn duration(duration: Duration) -> String {
+pub fn duration(duration: Duration) -> String {
     let mut nanos = duration.as_nanos();
     if nanos == 0 {
         return "0s".to_owned();
@@ -84,7 +90,7 @@ pub(crate) fn duration(duration: Duration) -> String {
 }
 
 /// Formats a measured time, rounded for people: `0.13 ms`, `2.41 s`.
-pub(crate) fn measured(duration: Duration) -> String {
+pub fn measured(duration: Duration) -> String {
     let seconds = duration.as_secs_f64();
     match seconds {
         _ if seconds >= 1.0 => format!("{seconds:.2} s"),
@@ -96,7 +102,7 @@ pub(crate) fn measured(duration: Duration) -> String {
 }
 
 /// Formats a size, rounded for people: `512 B`, `64 MiB`, `1.5 GiB`.
-pub(crate) fn bytes(bytes: u64) -> String {
+pub fn bytes(bytes: u64) -> String {
     let units = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)];
     let Some((name, shift)) = units.into_iter().find(|(_, shift)| bytes >> shift > 0) else {
         return format!("{bytes} B");
@@ -110,7 +116,7 @@ pub(crate) fn bytes(bytes: u64) -> String {
 }
 
 /// Formats a count with thousands separators: `1,000,000`.
-pub(crate) fn count(number: u64) -> String {
+pub fn count(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::with_capacity(digits.len() + digits.len() / 3);
     for (index, digit) in digits.chars().enumerate() {
@@ -123,7 +129,7 @@ pub(crate) fn count(number: u64) -> String {
 }
 
 /// Formats a number of things for people: `1 record`, `2,000 records`.
-pub(crate) fn counted(number: u64, thing: &str) -> String {
+pub fn counted(number: u64, thing: &str) -> String {
     let plural = if number == 1 { "" } else { "s" };
     format!("{} {thing}{plural}", count(number))
 }

@@ -1,4 +1,4 @@
-//! Names of members in tables: the shortest beginnings of their ids that differ.
+//! Names of members in tables: the shortest beginnings of their ids that differ. Pure.
 
 use std::collections::BTreeMap;
 
@@ -7,11 +7,11 @@ const CHARS_MIN: usize = 8;
 
 /// Printed names of members, by id. An id without an entry is printed whole.
 #[derive(Debug, Default)]
-pub(crate) struct ShortNames(BTreeMap<String, String>);
+pub struct ShortNames(BTreeMap<String, String>);
 
 impl ShortNames {
     /// Shortens ids so that they still differ from each other.
-    pub(crate) fn of<'a>(ids: impl Iterator<Item = &'a str>) -> Self {
+    pub fn of<'a>(ids: impl Iterator<Item = &'a str>) -> Self {
         let mut ids: Vec<&str> = ids.collect();
         ids.sort_unstable();
         // Two equal ids share all characters, so neither would be shortened.
@@ -30,7 +30,7 @@ impl ShortNames {
     }
 
     /// Returns the name of a member.
-    pub(crate) fn get<'a>(&'a self, id: &'a str) -> &'a str {
+    pub fn get<'a>(&'a self, id: &'a str) -> &'a str {
         self.0.get(id).map_or(id, String::as_str)
     }
 }
