@@ -315,7 +315,13 @@ mod tests {
 
     #[test]
     fn sentences_of_members_say_what_they_wait_for() {
-        let of = |member| of_member(GroupState::Stable, &member, &ShortNames::default());
+        let of_group = |gateway: &str, member| {
+            let mut group =
+                proto::DescribeGroupResponse { gateway: gateway.to_owned(), ..group(vec![]) };
+            group.set_state(GroupState::Stable);
+            of_member(&group, &member, &ShortNames::default())
+        };
+        let of = |member| of_group("", member);
         let named = MemberDescription {
             static_name: "worker-1".to_owned(),
             client_name: "app".to_owned(),
@@ -331,5 +337,7 @@ mod tests {
         assert!(of(unheard).contains("not been heard since the coordinator changed"));
         assert!(of(member("m1", 16)).contains("is removed in 14.00 s"));
         assert!(of(member("m1", 31)).contains("is being removed"));
+        let reported = of_group("k1:9292", member("m1", 0));
+        assert_eq!(reported, "m1 reads 1 partition, as the gateway reports");
     }
 }

@@ -169,8 +169,8 @@ fn member_row(
     let silence = duration(member.since_heartbeat);
     MemberRow {
         id: shown(&member.member_id),
-        explanation: shown(&explanation::of_member(group.state(), member, names)),
-        is_silent: silence.is_none_or(|silence| silence > timeout / 2),
+        explanation: shown(&explanation::of_member(group, member, names)),
+        is_silent: group.gateway.is_empty() && silence.is_none_or(|silence| silence > timeout / 2),
     }
 }
 
