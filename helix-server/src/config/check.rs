@@ -552,7 +552,7 @@ mod tests {
         assert!(ServerConfig { auth, ..by_certificate }.has_console());
         let off = ServerConfig { console: Some(ConsoleUse::Off), ..default.clone() };
         assert!(!off.has_console());
-        let closed = ServerConfig { admin_addr: Some(AdminAddr::Off), ..default.clone() };
+        let closed = ServerConfig { admin_addr: Some(AdminAddr::Off), ..default };
         assert!(!closed.has_console());
         let closed = ServerConfig { console: Some(ConsoleUse::On), ..closed };
         assert_eq!(flags(&closed), ["console"]);

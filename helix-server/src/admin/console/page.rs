@@ -167,7 +167,7 @@ pub(super) struct PageFailure {
     /// Command that does the same, if the failure is one of a change.
     pub(super) command: String,
     /// Page to go back to, and its name.
-    pub(super) back: (String, String),
+    pub(super) back: Box<(String, String)>,
 }
 
 impl PageFailure {
@@ -178,7 +178,7 @@ impl PageFailure {
             reason: String::new(),
             message: String::new(),
             command: String::new(),
-            back: ("/console/".to_owned(), "the cluster".to_owned()),
+            back: Box::new(("/console/".to_owned(), "the cluster".to_owned())),
         }
     }
 
@@ -203,7 +203,7 @@ impl PageFailure {
 
     /// Sets the page to go back to.
     pub(super) fn back_to(self, path: impl Into<String>, name: impl Into<String>) -> Self {
-        Self { back: (path.into(), name.into()), ..self }
+        Self { back: Box::new((path.into(), name.into())), ..self }
     }
 }
 

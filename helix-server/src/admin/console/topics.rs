@@ -58,7 +58,7 @@ pub(super) async fn show(page: &PageRequest) -> Result<Response<AdminBody>, Page
 }
 
 fn topic_row(topic: &Topic) -> TopicRow {
-    let config = topic.config.clone().unwrap_or_default();
+    let config = topic.config.unwrap_or_default();
     TopicRow {
         name: shown(&topic.name),
         partitions: units::count(topic.partitions.len() as u64),
