@@ -32,7 +32,7 @@ impl GroupHandler {
                 let found = found.filter(|(name, _)| visible.sees_group(name));
                 found.take(page_size + 1).map(|(name, _)| name.clone()).collect()
             });
-            let sees = |name: &str| visible.sees_group(name);
+            let sees = |name: &str| name.starts_with(prefix) && visible.sees_group(name);
             let reported = shard.gateway_groups().names_after(after, page_size + 1, sees);
             let names = names.into_iter().chain(reported);
             found.extend(names.map(|name| (name, shard.clone())));
