@@ -1,5 +1,7 @@
 //! A single node whose last group is damaged says so: in its log, and to readers beyond its end.
 
+#![allow(clippy::disallowed_methods)]
+
 use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};

@@ -47,8 +47,7 @@ async fn topics_are_created_altered_and_deleted() {
     let delete = "/console/topics/orders/delete";
     let unconfirmed = browser.post(delete, &format!("topic_id={id}&confirm=order")).await;
     unconfirmed.expect(400, "type orders to confirm").expect(400, "helix topic delete orders");
-    let other = format!("topic_id=999&confirm=orders");
-    browser.post(delete, &other).await.expect(409, "TOPIC_RECREATED");
+    browser.post(delete, "topic_id=999&confirm=orders").await.expect(409, "TOPIC_RECREATED");
     assert_eq!(partition_count(&server, "orders").await, 5, "it is still there");
     let deleted = browser.post(delete, &format!("topic_id={id}&confirm=orders")).await;
     follow(&browser, &deleted).await.expect(200, "were deleted");
