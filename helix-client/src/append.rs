@@ -155,10 +155,11 @@ impl Client {
     /// Returns the versions of batches that a topic takes.
     ///
     /// Looks up an unknown topic until that succeeds: a batch of another version is refused. The
-    /// deadline counts from `since`.
+    /// deadline counts from `since`. A topic that the caller does not find takes Helix's own: the
+    /// append says whether it is missing or the caller lacks the right.
     ///
     /// # Errors
-    /// `TOPIC_NOT_FOUND`, or the last failure at the deadline. Nothing was sent then.
+    /// The last failure at the deadline. Nothing was sent then.
     pub(crate) async fn batch_format(&self, topic: &str, since: Instant) -> Result<BatchFormat> {
         let routing = &self.shared.routing;
         if let Some(format) = routing.known_batch_format(topic) {
@@ -173,6 +174,9 @@ impl Client {
                     if let Some(format) = routing.known_batch_format(topic) {
                         return Ok(format);
                     }
+                }
+                Err(error) if error.reason == Some(ErrorReason::TopicNotFound) => {
+                    return Ok(BatchFormat::Helix);
                 }
                 Err(error) => {
                     let error = attempts.judge(error, None)?;

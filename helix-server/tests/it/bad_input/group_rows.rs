@@ -509,9 +509,9 @@ fn others() -> Vec<FieldCase> {
             page_token: page_token.to_owned(),
         })
     };
-    let list = |page_size, page_token: &str| {
-        let page_token = page_token.to_owned();
-        InvalidCall::ListGroups(ListGroupsRequest { page_size, page_token, ..Default::default() })
+    let list = |prefix: &str, page_size, page_token: &str| {
+        let (prefix, page_token) = (prefix.to_owned(), page_token.to_owned());
+        InvalidCall::ListGroups(ListGroupsRequest { prefix, page_size, page_token })
     };
     let delete_after = |name: &str, offsets_epoch| {
         InvalidCall::DeleteGroup(DeleteGroupRequest { group: group(name), offsets_epoch })
@@ -612,8 +612,16 @@ fn others() -> Vec<FieldCase> {
             describe_page(0, "x"),
             Refused(R::InvalidArgument, "page_token: \"x\" is not"),
         ),
-        (&["ListGroupsRequest.page_size"], list(-1, ""), Refused(R::InvalidArgument, "page_size")),
-        (&["ListGroupsRequest.page_token"], list(i32::MAX, "\u{0}"), Fine),
+        (
+            &["ListGroupsRequest.page_size"],
+            list("", -1, ""),
+            Refused(R::InvalidArgument, "page_size"),
+        ),
+        (
+            &["ListGroupsRequest.prefix", "ListGroupsRequest.page_token"],
+            list("\u{0}", i32::MAX, "\u{0}"),
+            Fine,
+        ),
         (
             &["ForgetGroupTopicRequest.group"],
             forget("", "default", 0),

@@ -730,7 +730,7 @@ async fn single_node_serves_what_is_left_without_its_last_group() {
         assert_eq!(read(offset).await.unwrap().next_offset, offset + 1);
     }
     assert_eq!(read(149).await.unwrap().batches.len(), 0);
-    assert!(matches!(read(150).await, Err(Error::OffsetOutOfRange { .. })));
+    assert!(matches!(read(150).await, Err(Error::CorruptLog { .. })), "it may have been there");
     append_to(&node).await;
     assert_eq!(read(298).await.unwrap().next_offset, 299);
     node.close().await;
