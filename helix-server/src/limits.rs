@@ -178,11 +178,6 @@ pub const TURN_BYTES_MAX: usize = 128 << 10;
 /// have no permit yet.
 pub const CALLS_UNBEGUN_MAX: usize = 4;
 
-/// Batches of one principal, or of one address of clients without credentials, that its leader has
-/// and the log does not have yet. Others of it wait, so that a batch of another principal has few
-/// before it. Disks and followers have no part in this wait, so it costs no throughput.
-pub const BATCHES_UNWRITTEN_MAX: usize = 16;
-
 /// Calls that a connection accepts while its client takes no responses: the socket is full. Their
 /// responses have no permit.
 pub const CALLS_UNREAD_MAX: u64 = 16;

@@ -490,9 +490,8 @@ async fn propose(
     durability: Durability,
     draining: CancellationToken,
 ) -> Result<PendingAck> {
-    let turns = call.as_deref().and_then(CallMemory::append_turns);
     let permit = loop {
-        match shard.permit_in_turn(batch.payload.len(), turns).await {
+        match shard.permit(batch.payload.len()).await {
             Err(Error::Throttled { .. }) if !draining.is_cancelled() => {}
             outcome => break outcome,
         }

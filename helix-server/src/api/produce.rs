@@ -68,8 +68,7 @@ impl ProduceHandler {
         }
         let size = BatchSize::of(&batch, since);
         let bytes = batch.payload.len();
-        let turns = call.and_then(CallMemory::append_turns);
-        let permit = located.shard.permit_in_turn(bytes, turns).await.inspect_err(|error| {
+        let permit = located.shard.permit(bytes).await.inspect_err(|error| {
             if matches!(error, Error::Throttled { .. }) {
                 self.load.events().appends_throttled.add();
             }

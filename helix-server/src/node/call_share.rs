@@ -5,17 +5,12 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use tokio::sync::Semaphore;
-
-use crate::limits;
-
 /// Number of the open calls of one principal or address, over all of its connections.
 #[derive(Debug)]
 pub struct CallShare {
     /// Names the calls in a refusal.
     what: &'static str,
     open: AtomicUsize,
-    append_turns: Arc<Semaphore>,
 }
 
 impl CallShare {
@@ -29,19 +24,13 @@ impl CallShare {
     }
 
     fn new(what: &'static str) -> Arc<Self> {
-        let append_turns = Arc::new(Semaphore::new(limits::BATCHES_UNWRITTEN_MAX));
-        Arc::new(Self { what, open: AtomicUsize::new(0), append_turns })
+        Arc::new(Self { what, open: AtomicUsize::new(0) })
     }
 
     /// Counts a call until the slot is dropped. Returns the number of open calls with it, too.
     pub fn open(self: &Arc<Self>) -> (CallSlot, usize) {
         let open = self.open.fetch_add(1, Ordering::Relaxed) + 1;
         (CallSlot(self.clone()), open)
-    }
-
-    /// Returns the turns of its batches: one for each that the leader has and the log has not.
-    pub fn append_turns(&self) -> &Arc<Semaphore> {
-        &self.append_turns
     }
 
     /// Returns the text that names the calls in a refusal.

@@ -9,7 +9,7 @@ use openraft::RaftTypeConfig;
 use openraft::alias::{DefaultEntryOf, LogIdOf};
 use openraft::impls::leader_id_std;
 use openraft::raft::responder::Responder;
-use tokio::sync::{OwnedSemaphorePermit, oneshot};
+use tokio::sync::oneshot;
 
 use super::proposal_gate::ProposalTicket;
 use super::runtime::Runtime;
@@ -98,24 +98,12 @@ impl Display for Command {
 #[derive(Debug)]
 pub struct ProposalGuard {
     permit: FlowPermit,
-    until_written: std::sync::Mutex<UntilWritten>,
-}
-
-/// Held by a proposal until the local log has its entry.
-#[derive(Debug)]
-struct UntilWritten {
-    turn: Option<OwnedSemaphorePermit>,
-    notify: Option<oneshot::Sender<()>>,
+    written: std::sync::Mutex<Option<oneshot::Sender<()>>>,
 }
 
 impl ProposalGuard {
-    /// `turn` is released, and `notify` is sent, when the local log has the entry.
-    pub fn new(
-        permit: FlowPermit,
-        turn: Option<OwnedSemaphorePermit>,
-        notify: Option<oneshot::Sender<()>>,
-    ) -> Self {
-        Self { permit, until_written: std::sync::Mutex::new(UntilWritten { turn, notify }) }
+    pub fn new(permit: FlowPermit, written: Option<oneshot::Sender<()>>) -> Self {
+        Self { permit, written: std::sync::Mutex::new(written) }
     }
 
     /// Marks the entry as synced to the local disk.
@@ -123,13 +111,11 @@ impl ProposalGuard {
         self.permit.mark_synced();
     }
 
-    /// Notifies the proposer that the local log has the entry, and releases its turn.
+    /// Notifies the proposer that the local log has the entry.
     pub fn notify_written(&self) {
-        let mut until_written = sync::lock(&self.until_written);
-        drop(until_written.turn.take());
-        if let Some(notify) = until_written.notify.take() {
+        if let Some(written) = sync::lock(&self.written).take() {
             // Ignored: the proposer no longer waits.
-            let _ = notify.send(());
+            let _ = written.send(());
         }
     }
 }
@@ -162,29 +148,3 @@ impl<T: Send + 'static> Responder<TypeConfig, T> for ProposalResponder<T> {
 
 /// Bytes of a snapshot, which is the state of a [`Machine`](super::Machine) without records.
 pub type SnapshotData = Bytes;
-
-#[cfg(test)]
-mod tests {
-    use tokio::sync::Semaphore;
-
-    use super::*;
-    use crate::flow::{Acquired, FlowControl};
-    use crate::limits;
-
-    #[test]
-    fn turn_ends_when_the_log_has_the_entry_or_never_gets_it() {
-        let flow = FlowControl::new(limits::SHARD_BYTES_IN_FLIGHT_MAX, limits::PACE);
-        let turns = Arc::new(Semaphore::new(1));
-        let propose = || {
-            let Acquired::Now(permit) = flow.acquire(100) else { panic!("bytes are free") };
-            let turn = turns.clone().try_acquire_owned().expect("the turn is free");
-            Arc::new(ProposalGuard::new(permit, Some(turn), None))
-        };
-        let guard = propose();
-        assert_eq!(turns.available_permits(), 0);
-        guard.notify_written();
-        assert_eq!((turns.available_permits(), flow.bytes().0), (1, 100), "only the turn ends");
-        drop((guard, propose()));
-        assert_eq!((turns.available_permits(), flow.bytes().0), (1, 0));
-    }
-}

@@ -7,9 +7,9 @@ use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+use tokio::sync::oneshot;
 use tokio::time::Instant;
-use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
+use tokio_util::sync::WaitForCancellationFutureOwned;
 
 use super::Shard;
 use super::sequence_tracker::NextBatch;
@@ -64,11 +64,7 @@ pub struct NewBatch {
 
 /// Permit to have a batch in flight.
 #[derive(Debug)]
-pub struct AppendPermit {
-    flow: FlowPermit,
-    /// Turn of its principal or address, until the log has the batch.
-    turn: Option<OwnedSemaphorePermit>,
-}
+pub struct AppendPermit(FlowPermit);
 
 /// Acknowledgement of a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -86,22 +82,10 @@ impl Shard {
     /// Acquires the permit for a batch of `bytes`, within a bounded wait.
     ///
     /// # Errors
-    /// As [`Self::permit_in_turn`].
-    pub async fn permit(&self, bytes: usize) -> Result<AppendPermit> {
-        self.permit_in_turn(bytes, None).await
-    }
-
-    /// Like [`Self::permit`], after one of `turns`, which the batch holds until the log has it.
-    ///
-    /// # Errors
     /// [`Error::NotLeader`] and [`Error::NoLeader`] where this replica cannot append,
     /// [`Error::Throttled`] after the wait, [`Error::DiskFull`], [`Error::Exhausted`],
     /// [`Error::Draining`].
-    pub async fn permit_in_turn(
-        &self,
-        bytes: usize,
-        turns: Option<&Arc<Semaphore>>,
-    ) -> Result<AppendPermit> {
+    pub async fn permit(&self, bytes: usize) -> Result<AppendPermit> {
         match self.check_writable() {
             // The leader may have disk space.
             Ok(()) | Err(Error::DiskFull { .. } | Error::Exhausted { .. })
@@ -112,38 +96,18 @@ impl Shard {
             checked => checked?,
         }
         let leadership_token = self.leadership_token();
-        let turn = match turns.map(|turns| (turns, turns.clone().try_acquire_owned())) {
-            None => None,
-            Some((_, Ok(turn))) => Some(turn),
-            Some((turns, Err(_))) => {
-                let turn = turns.clone().acquire_owned();
-                Some(self.wait(&leadership_token, turn, "batches of this caller").await?)
-            }
+        let wait = match self.flow.acquire(bytes) {
+            Acquired::Now(permit) => return Ok(AppendPermit(permit)),
+            Acquired::Later(wait) => wait,
         };
-        let flow = match self.flow.acquire(bytes) {
-            Acquired::Now(permit) => permit,
-            Acquired::Later(wait) => {
-                self.wait(&leadership_token, wait, "bytes of this shard").await?
-            }
-        };
-        Ok(AppendPermit { flow, turn })
-    }
-
-    /// Waits for a permit while this replica leads and the node runs, but not for long.
-    async fn wait<T, E>(
-        &self,
-        leadership_token: &CancellationToken,
-        permit: impl Future<Output = Result<T, E>>,
-        what: &'static str,
-    ) -> Result<T> {
         tokio::select! {
             biased;
             () = self.draining.cancelled() => Err(Error::Draining),
             () = leadership_token.cancelled() => Err(self.not_leader()),
-            waited = tokio::time::timeout(limits::PERMIT_WAIT_MAX, permit) => match waited {
-                Ok(Ok(permit)) => Ok(permit),
+            waited = tokio::time::timeout(limits::PERMIT_WAIT_MAX, wait) => match waited {
+                Ok(Ok(permit)) => Ok(AppendPermit(permit)),
                 Ok(Err(_)) => Err(Error::Draining),
-                Err(_) => Err(Error::throttled(what)),
+                Err(_) => Err(Error::throttled("bytes of this shard")),
             },
         }
     }
@@ -232,7 +196,7 @@ impl Shard {
             helix_wal::Payload { crc: batch.crc, crc_seed: crc_seed(&head), bytes: batch.payload };
         let record_count = head.record_count;
         let command = Command { head: Head::Batch(head), payload, guard: None };
-        let guard = Arc::new(ProposalGuard::new(permit.flow, permit.turn, written));
+        let guard = Arc::new(ProposalGuard::new(permit.0, written));
         let term_loss: TermLoss = Box::pin(self.proposal_token().cancelled_owned());
         let since = Instant::now();
         let outcome = self

@@ -500,13 +500,6 @@ impl CallMemory {
         self.access.as_ref()
     }
 
-    /// Returns the turns of the batches of its principal or, without one, of its address.
-    pub fn append_turns(&self) -> Option<&Arc<Semaphore>> {
-        let of_caller = self.access().and_then(CallAccess::caller);
-        let share = of_caller.map(|caller| caller.meter().call_share());
-        Some(share.or_else(|| self.connection.address_share())?.append_turns())
-    }
-
     pub fn load(&self) -> &Arc<ClientLoad> {
         &self.load
     }
