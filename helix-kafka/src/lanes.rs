@@ -2,9 +2,11 @@
 //!
 //! A lane sends the batches of consecutive requests over one append stream, without waiting for
 //! acks in between. The first failure ends the stream. Its later batches were not stored then, and
-//! the client sends them again. The lane itself repeats nothing that may have been stored: only an
-//! idempotent producer can do that without making a second copy.
+//! the client sends them again, in order: until the failed batch comes again, the lane sends later
+//! ones of an idempotent producer back. The lane itself repeats nothing that may have been stored:
+//! only an idempotent producer can do that without making a second copy.
 
+mod resend;
 mod stream;
 
 use std::collections::HashMap;

@@ -19,6 +19,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 use tonic::{Status, Streaming};
 use tracing::debug;
 
+use super::resend::PendingResend;
 use super::{LaneBatch, LaneKey, LaneResult, StoredOffsets, widen_sequence};
 use crate::errors::append_code;
 use crate::state::GatewayState;
@@ -43,6 +44,7 @@ pub(super) struct LaneTask {
     state: Arc<GatewayState>,
     upstream: Arc<Upstream>,
     key: LaneKey,
+    pending_resend: PendingResend,
 }
 
 type Batches = mpsc::UnboundedReceiver<LaneBatch>;
@@ -59,15 +61,21 @@ struct OpenStream {
 /// Batches that were sent and have no ack yet.
 #[derive(Default)]
 struct InFlight {
-    batches: VecDeque<(oneshot::Sender<LaneResult>, usize)>,
+    batches: VecDeque<SentBatch>,
     bytes: usize,
+}
+
+struct SentBatch {
+    done: oneshot::Sender<LaneResult>,
+    bytes: usize,
+    sequence: Option<u32>,
 }
 
 impl InFlight {
     /// Hands out the results of the oldest batches.
     fn on_acks(&mut self, acks: &AppendAcks) {
         for ack in &acks.acks {
-            let Some((done, bytes)) = self.batches.pop_front() else { return };
+            let Some(SentBatch { done, bytes, .. }) = self.batches.pop_front() else { return };
             self.bytes -= bytes;
             let log_start = acks.watermarks.map(|watermarks| watermarks.log_start_offset);
             // Ignored: the client has stopped waiting.
@@ -80,9 +88,9 @@ impl InFlight {
     fn fail(&mut self, error: &Error) {
         let is_unknown = error.may_have_applied;
         let mut failure = (append_code(error), error.to_string());
-        for (done, _) in self.batches.drain(..) {
+        for sent in self.batches.drain(..) {
             // Ignored: the client has stopped waiting.
-            let _ = done.send(Err(failure.clone()));
+            let _ = sent.done.send(Err(failure.clone()));
             if !is_unknown {
                 failure = behind();
             }
@@ -98,11 +106,11 @@ fn behind() -> (ResponseError, String) {
 
 impl LaneTask {
     pub(super) fn new(state: Arc<GatewayState>, upstream: Arc<Upstream>, key: LaneKey) -> Self {
-        Self { state, upstream, key }
+        Self { state, upstream, key, pending_resend: PendingResend::default() }
     }
 
     /// Runs until the connection has closed, or no batch came for a while.
-    pub(super) async fn run(self, mut batches: Batches) {
+    pub(super) async fn run(mut self, mut batches: Batches) {
         let mut next = None;
         loop {
             let first = match next.take() {
@@ -113,11 +121,17 @@ impl LaneTask {
                     Err(_) => break,
                 },
             };
+            if self.pending_resend.holds_back(first.sequence) {
+                // Ignored: the client has stopped waiting.
+                let _ = first.done.send(Err(behind()));
+                continue;
+            }
             match self.open().await {
                 Ok(stream) => self.serve(stream, first, &mut batches, &mut next).await,
                 Err(error) => {
                     debug!(topic = self.key.topic, %error, "append stream not opened");
                     let failure = (append_code(&error), error.to_string());
+                    self.pending_resend.expect(first.sequence);
                     // Ignored: the client has stopped waiting.
                     let _ = first.done.send(Err(failure));
                     fail_waiting(&mut batches);
@@ -205,7 +219,7 @@ impl LaneTask {
 
     /// Sends batches until the stream fails or is idle. A batch that came too late is in `next`.
     async fn serve(
-        &self,
+        &mut self,
         mut stream: OpenStream,
         first: LaneBatch,
         batches: &mut Batches,
@@ -255,6 +269,9 @@ impl LaneTask {
         debug!(topic = self.key.topic, partition = self.key.partition, %error, "appends failed");
         self.upstream.client().report_failure(&stream.route, &error);
         let is_idle = in_flight.batches.is_empty();
+        if let Some(oldest) = in_flight.batches.front() {
+            self.pending_resend.expect(oldest.sequence);
+        }
         in_flight.fail(&error);
         match waiting {
             // It was not sent, and no batch before it failed.
@@ -306,7 +323,7 @@ fn send(
     if let Some(first) = first_sequence {
         *expected = first + u64::from(batch.batch.record_count);
     }
-    let bytes = batch.payload().len();
+    let (bytes, sequence) = (batch.payload().len(), batch.sequence);
     let message = AppendStreamBatch {
         batch: Some(Batch { form: Some(Form::Encoded(batch.batch)) }),
         first_sequence,
@@ -315,7 +332,7 @@ fn send(
     let request = AppendStreamRequest { message: Some(StreamRequest::Batch(message)) };
     // If the stream ends now, the batch fails with the others.
     let _ = stream.requests.send(request);
-    in_flight.batches.push_back((batch.done, bytes));
+    in_flight.batches.push_back(SentBatch { done: batch.done, bytes, sequence });
     in_flight.bytes += bytes;
     Ok(())
 }

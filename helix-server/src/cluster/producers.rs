@@ -47,8 +47,10 @@ impl ClusterState {
 
     /// Checks that this id and epoch were issued to the owner of the stamp.
     ///
-    /// Epochs above 0 are issued for names. Those of a name that is no longer remembered count as
-    /// not issued, and so do ids whose owner is no longer remembered.
+    /// An id without a name may be used with any epoch by its owner: Kafka's clients count the
+    /// epoch up by themselves after a gap in their sequence (KIP-360). Such an epoch fences only
+    /// earlier batches of the same owner. A name's id has the epochs that were issued. Ids whose
+    /// owner is no longer remembered count as not issued.
     ///
     /// # Errors
     /// [`Refusal::UnknownProducer`] if it was not issued, or before there were owners;
@@ -61,8 +63,14 @@ impl ClusterState {
         }
         match self.epochs.get(&stamp.producer_id) {
             Some(epochs) => epochs.check(stamp),
-            None if stamp.epoch > 0 => Err(unknown),
-            None => stamp.check_owner(self.owner_of(stamp.producer_id).ok_or(unknown)?),
+            None => {
+                let owner = self.owner_of(stamp.producer_id).ok_or_else(|| unknown.clone())?;
+                match stamp.check_owner(owner) {
+                    // The id may be of a name that is no longer remembered, and of another owner.
+                    Err(_) if stamp.epoch > 0 => Err(unknown),
+                    checked => checked,
+                }
+            }
         }
     }
 

@@ -73,9 +73,9 @@ impl Node {
     /// owner of the identity. So nothing else may propose such a batch.
     ///
     /// # Errors
-    /// [`Refusal::UnknownProducer`] if the producer may have been forgotten, or if its id or epoch
-    /// was never issued. Such an id would be higher than all ids that are issued later; such an
-    /// epoch would fence the producer permanently. [`Refusal::ProducerNotOwned`] if another
+    /// [`Refusal::UnknownProducer`] if the producer may have been forgotten, or if its id or its
+    /// name's epoch was never issued. Such an id would be higher than all ids that are issued
+    /// later; such an epoch would fence the name's producer permanently. [`Refusal::ProducerNotOwned`] if another
     /// principal got it.
     pub async fn check_producer(
         &self,

@@ -214,10 +214,9 @@ async fn rejects_an_epoch_that_was_never_issued() {
     let named = init().await;
     // One partition knows the producer, the other does not.
     send(0, named).await.unwrap();
-    let nameless = anonymous(&server).await;
-    for (partition, issued) in [(0, named), (1, named), (0, nameless)] {
-        for epoch in [issued.epoch + 1, u32::MAX] {
-            let made_up = ProducerIdentity { epoch, ..issued };
+    for partition in [0, 1] {
+        for epoch in [named.epoch + 1, u32::MAX] {
+            let made_up = ProducerIdentity { epoch, ..named };
             let refused = send(partition, made_up).await.unwrap_err();
             assert_eq!(reason(&refused), ErrorReason::UnknownProducer);
             let init = AppendStreamInit {
@@ -236,6 +235,29 @@ async fn rejects_an_epoch_that_was_never_issued() {
         send(partition, next).await.unwrap();
     }
     assert_eq!(values(&server.records(0, 0).await), ["a", "a"]);
+}
+
+/// Kafka's clients begin an epoch by themselves after a gap in their sequence (KIP-360).
+#[tokio::test]
+async fn owner_counts_the_epochs_of_an_id_without_a_name() {
+    let server = TestServer::in_memory().await;
+    let producer = anonymous(&server).await;
+    let send = async |epoch, first_sequence, value| {
+        let request = AppendRequest {
+            producer: Some(ProducerIdentity { epoch, ..producer }),
+            first_sequence: Some(first_sequence),
+            ..append_request(&[value])
+        };
+        server.produce().append(request).await.map_err(|status| reason(&status))
+    };
+    send(0, 0, "a").await.unwrap();
+    assert_eq!(send(0, 2, "gap").await.unwrap_err(), ErrorReason::OutOfOrderSequence);
+    for value in ["b", "b"] {
+        send(1, 0, value).await.unwrap();
+    }
+    assert_eq!(send(0, 1, "late").await.unwrap_err(), ErrorReason::ProducerFenced);
+    send(1, 1, "c").await.unwrap();
+    assert_eq!(values(&server.records(0, 0).await), ["a", "b", "c"]);
 }
 
 #[tokio::test]
