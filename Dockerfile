@@ -17,16 +17,16 @@ WORKDIR /src
 COPY --from=manifests /src .
 # Copied files keep their old times: without the last step cargo would treat the builds of the
 # empty sources as current.
-RUN cargo build --release --locked -p helix-server -p helix-cli -p helix-bench \
-    && cargo build --release --locked -p helix-kafka \
-    && rm -rf target/release/.fingerprint/helix-*
+RUN cargo build --profile dist --locked -p helix-server -p helix-cli -p helix-bench \
+    && cargo build --profile dist --locked -p helix-kafka \
+    && rm -rf target/dist/.fingerprint/helix-*
 COPY . .
 # The gateway is built apart, so that the other programs have none of its features.
-RUN cargo build --release --locked -p helix-server -p helix-cli -p helix-bench \
-    && cargo build --release --locked -p helix-kafka \
+RUN cargo build --profile dist --locked -p helix-server -p helix-cli -p helix-bench \
+    && cargo build --profile dist --locked -p helix-kafka \
     && mkdir /programs \
     && for program in helix-server helix helix-bench helix-kafka; do \
-        strip --strip-debug -o /programs/$program target/release/$program || exit 1; \
+        strip --strip-debug -o /programs/$program target/dist/$program || exit 1; \
     done
 
 FROM debian:bookworm-slim

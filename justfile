@@ -62,7 +62,7 @@ python-test *args:
 
 # Run the bench: `just bench write --clients 4 --duration 5s`.
 bench *args:
-    cargo run --release -p helix-bench -- {{args}}
+    cargo run --profile dist -p helix-bench -- {{args}}
 
 # Run the reference benchmarks; write tables and plots into docs/ (about an hour).
 benchmarks:

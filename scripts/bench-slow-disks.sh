@@ -7,8 +7,8 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 target=${CARGO_TARGET_DIR:-target}
-bench=$target/release/helix-bench
-[ -n "${HELIX_BENCH_NO_BUILD:-}" ] || cargo build --release -p helix-bench
+bench=$target/dist/helix-bench
+[ -n "${HELIX_BENCH_NO_BUILD:-}" ] || cargo build --profile dist -p helix-bench
 if [ ! -x "$bench" ]; then
     echo "bench-slow-disks: there is no $bench; run without HELIX_BENCH_NO_BUILD" >&2
     exit 1

@@ -14,7 +14,7 @@ set -Eeuo pipefail
 shopt -s inherit_errexit
 cd "$(dirname "$0")/.."
 
-seconds=10 warmup=2s pubsub_seconds=20 profile=release docs=docs step_max=1200 run_max=14400 start_max=60
+seconds=10 warmup=2s pubsub_seconds=20 profile=dist docs=docs step_max=1200 run_max=14400 start_max=60
 payloads=256B,512B,1KiB,4KiB,8KiB,16KiB,32KiB,64KiB,128KiB stream_sizes=64,256,1400
 readers=(1 4 16) counts=(100 1000 10000) tls_pairs=3 access_pairs=5 perf_records=2000000
 omb_seconds=30s
@@ -53,9 +53,9 @@ case ${1:-} in
     --dry) tables=(--updates 20000 --keys 200 --rate 20000 --settle 1m) ;;
 esac
 target=${CARGO_TARGET_DIR:-target}
-programs=$target/$([ "$profile" = dev ] && echo debug || echo release)
+programs=$target/$([ "$profile" = dev ] && echo debug || echo dist)
 results=$target/benchmarks
-[ "$profile" = release ] || docs=$results/docs
+[ "$profile" = dist ] || docs=$results/docs
 port=${HELIX_BENCH_PORT:-19400}
 image=${HELIX_IMAGE:-helix:latest}
 say() { printf '%(%H:%M:%S)T  %s\n' -1 "$*"; }
@@ -351,7 +351,7 @@ one_side() {
     name=$1 addr=$plain
     local trust=() count=200
     [ "$name" = plain ] || { addr=$encrypted; trust=(--tls-ca "$work/tls/ca.pem"); }
-    [ "$profile" = release ] || count=20
+    [ "$profile" = dist ] || count=20
     run "tls-write-$2" write --clients 4 "${timed[@]}" "${trust[@]}"
     run "tls-stream-$2" write --clients 4 --stream --in-flight 16 "${timed[@]}" "${trust[@]}"
     [ "$2" != 1 ] ||

@@ -13,13 +13,13 @@ out=dist/$name
 # Times in the archive are those of the commit, so that equal sources give equal archives.
 epoch=$(git log -1 --format=%ct 2>/dev/null || date +%s)
 
-cargo build --release --locked --target "$target" -p helix-server -p helix-cli -p helix-bench --bins
+cargo build --profile dist --locked --target "$target" -p helix-server -p helix-cli -p helix-bench --bins
 # Apart from the others, so that their dependencies have none of its features.
-cargo build --release --locked --target "$target" -p helix-kafka --bins
+cargo build --profile dist --locked --target "$target" -p helix-kafka --bins
 rm -rf "$out"
 mkdir -p "$out/completions"
 for program in helix helix-server helix-bench helix-kafka; do
-    cp "$target_dir/$target/release/$program" "$out/"
+    cp "$target_dir/$target/dist/$program" "$out/"
     strip --strip-debug "$out/$program" 2>/dev/null || true
 done
 bash scripts/packed-docs.sh "$out"
@@ -51,7 +51,7 @@ else
 fi
 if command -v cargo-deb >/dev/null; then
     # Named by the target: packages of the same architecture would replace each other.
-    cargo deb --no-build --target "$target" -p helix-server --output "dist/$name.deb"
+    cargo deb --no-build --profile dist --target "$target" -p helix-server --output "dist/$name.deb"
 else
     echo "note: no Debian package was made, cargo-deb is not installed"
 fi

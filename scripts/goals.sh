@@ -16,7 +16,7 @@ set -Eeuo pipefail
 shopt -s inherit_errexit
 cd "$(dirname "$0")/.."
 
-rounds=5 seconds=3 settle=8s warmup=1s filled=1500000 keep=128MiB profile=release
+rounds=5 seconds=3 settle=8s warmup=1s filled=1500000 keep=128MiB profile=dist
 case ${1:-} in
     "" | --table) ;;
     --quick) rounds=3 seconds=2 settle=6s ;;
@@ -27,7 +27,7 @@ case ${1:-} in
         ;;
 esac
 target=${CARGO_TARGET_DIR:-target}
-programs=$target/$([ "$profile" = dev ] && echo debug || echo release)
+programs=$target/$([ "$profile" = dev ] && echo debug || echo dist)
 results=$target/goals
 port=${HELIX_BENCH_PORT:-19440}
 say() { printf '%(%H:%M:%S)T  %s\n' -1 "$*" >&2; }

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs a command whose disk writes at most MB_PER_S and takes at least SYNC_US for a sync:
-#   scripts/slow-disk.sh 125 1000 target/release/helix-bench wal --keep 0
+#   scripts/slow-disk.sh 125 1000 target/dist/helix-bench wal --keep 0
 # The command and its children share the disk. Needs a C compiler and glibc; no privileges. A disk
 # that is slower by itself stays so.
 set -euo pipefail

@@ -3,7 +3,7 @@
 # turns and with the same batches, each ack synced on a majority; then its memory with idle
 # connections.
 #   helix-kafka/tests/measure.sh DIRECTORY [ROUNDS]
-# DIRECTORY has helix, helix-bench and helix-kafka, built with --release. Each round writes for
+# DIRECTORY has helix, helix-bench and helix-kafka, built with --profile dist. Each round writes for
 # SECONDS_EACH (10) seconds on each path. RECORDS (100) of SIZE (1024) bytes are a batch, IN_FLIGHT
 # (5) batches are in flight, and IDLE (1000) connections are idle.
 set -euo pipefail

@@ -45,9 +45,9 @@ docker image inspect "$base" >/dev/null 2>&1 \
 
 from=${1:-}
 if [ -z "$from" ]; then
-    cargo build --release --locked -p helix-server -p helix-cli -p helix-bench
-    cargo build --release --locked -p helix-kafka
-    from=${CARGO_TARGET_DIR:-target}/release
+    cargo build --profile dist --locked -p helix-server -p helix-cli -p helix-bench
+    cargo build --profile dist --locked -p helix-kafka
+    from=${CARGO_TARGET_DIR:-target}/dist
 fi
 
 mkdir -p "$work/context/programs"
