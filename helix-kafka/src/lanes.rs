@@ -7,6 +7,7 @@
 //! only an idempotent producer can do that without making a second copy.
 
 mod resend;
+mod single;
 mod stream;
 
 use std::collections::HashMap;

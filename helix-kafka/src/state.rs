@@ -17,6 +17,9 @@ use crate::upstream::Upstream;
 /// Most append streams to the cluster. Each node takes 1,024 calls a connection.
 const APPEND_STREAMS_MAX: usize = 512;
 
+/// Most appends without a stream that are in progress.
+const SINGLE_APPENDS_MAX: usize = 256;
+
 /// Part of the memory limit for converted batches.
 const CONVERTED_PART: usize = 8;
 
@@ -75,7 +78,9 @@ pub struct GatewayState {
     pub(crate) arriving: MemoryBudget,
     /// Permits of append streams.
     pub(crate) append_streams: Arc<Semaphore>,
-    /// Notified when an append waits for a stream, so that idle ones close.
+    /// Permits of appends without a stream, for lanes that get none.
+    pub(crate) single_appends: Semaphore,
+    /// Notified when an append must have a stream, so that idle ones close.
     pub(crate) stream_wanted: Notify,
     /// Consumer groups that this gateway coordinates.
     pub(crate) groups: GroupRegistry,
@@ -108,6 +113,7 @@ impl GatewayState {
             memory: MemoryBudget::new(limits.memory_bytes),
             arriving: MemoryBudget::new(limits.memory_bytes / 4 * 3),
             append_streams: Arc::new(Semaphore::new(APPEND_STREAMS_MAX)),
+            single_appends: Semaphore::new(SINGLE_APPENDS_MAX),
             stream_wanted: Notify::new(),
             groups: GroupRegistry::default(),
             converted: ConvertedBatches::new(limits.memory_bytes / CONVERTED_PART),

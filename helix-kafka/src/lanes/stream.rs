@@ -10,7 +10,7 @@ use helix_client::proto::log::v1::append_stream_response::Message as StreamRespo
 use helix_client::proto::log::v1::batch::Form;
 use helix_client::proto::log::v1::{
     AppendAcks, AppendStreamBatch, AppendStreamInit, AppendStreamOpened, AppendStreamRequest,
-    AppendStreamResponse, Batch,
+    AppendStreamResponse, Batch, ErrorReason,
 };
 use helix_client::{Error, Route};
 use kafka_protocol::error::ResponseError;
@@ -29,22 +29,26 @@ use crate::upstream::Upstream;
 const IDLE_MAX: Duration = Duration::from_secs(10);
 
 /// Silence of a leader with batches in flight after which their outcome is unknown.
-const SILENCE_MAX: Duration = Duration::from_secs(15);
+pub(super) const SILENCE_MAX: Duration = Duration::from_secs(15);
 
 /// Timeout of opening a stream.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Leaders that are tried in a row to open a stream. Nothing is sent before one has accepted.
-const OPEN_ATTEMPTS: u32 = 3;
+pub(super) const OPEN_ATTEMPTS: u32 = 3;
 
 /// Wait before another attempt if no other leader is known. Three of them cover an election.
-const OPEN_WAIT: Duration = Duration::from_millis(300);
+pub(super) const OPEN_WAIT: Duration = Duration::from_millis(300);
 
 pub(super) struct LaneTask {
-    state: Arc<GatewayState>,
-    upstream: Arc<Upstream>,
-    key: LaneKey,
+    pub(super) state: Arc<GatewayState>,
+    pub(super) upstream: Arc<Upstream>,
+    pub(super) key: LaneKey,
     pending_resend: PendingResend,
+    /// Sequence after the last batch that was sent.
+    expected: u64,
+    /// The next batch waits for a stream, which tells the producer's position.
+    needs_stream: bool,
 }
 
 type Batches = mpsc::UnboundedReceiver<LaneBatch>;
@@ -55,7 +59,7 @@ struct OpenStream {
     responses: Streaming<AppendStreamResponse>,
     opened: AppendStreamOpened,
     route: Route,
-    _permit: Option<OwnedSemaphorePermit>,
+    _permit: OwnedSemaphorePermit,
 }
 
 /// Batches that were sent and have no ack yet.
@@ -106,7 +110,8 @@ fn behind() -> (ResponseError, String) {
 
 impl LaneTask {
     pub(super) fn new(state: Arc<GatewayState>, upstream: Arc<Upstream>, key: LaneKey) -> Self {
-        Self { state, upstream, key, pending_resend: PendingResend::default() }
+        let pending_resend = PendingResend::default();
+        Self { state, upstream, key, pending_resend, expected: 0, needs_stream: false }
     }
 
     /// Runs until the connection has closed, or no batch came for a while.
@@ -126,33 +131,67 @@ impl LaneTask {
                 let _ = first.done.send(Err(behind()));
                 continue;
             }
-            match self.open().await {
-                Ok(stream) => self.serve(stream, first, &mut batches, &mut next).await,
-                Err(error) => {
-                    debug!(topic = self.key.topic, %error, "append stream not opened");
-                    let failure = (append_code(&error), error.to_string());
-                    self.pending_resend.expect(first.sequence);
-                    // Ignored: the client has stopped waiting.
-                    let _ = first.done.send(Err(failure));
-                    fail_waiting(&mut batches);
-                }
-            }
+            let error = match self.stream_permit().await {
+                Some(permit) => match self.open(permit).await {
+                    Ok(stream) => {
+                        self.needs_stream = false;
+                        self.serve(stream, first, &mut batches, &mut next).await;
+                        continue;
+                    }
+                    Err(error) => error,
+                },
+                None => match self.append_single(&first).await {
+                    Ok(stored) => {
+                        self.expected = self.sequence_after(&first);
+                        // Ignored: the client has stopped waiting.
+                        let _ = first.done.send(Ok(stored));
+                        continue;
+                    }
+                    // Kafka's sequence may have wrapped.
+                    Err(error) if error.is(ErrorReason::OutOfOrderSequence) => {
+                        self.needs_stream = true;
+                        next = Some(first);
+                        continue;
+                    }
+                    Err(error) => error,
+                },
+            };
+            debug!(topic = self.key.topic, %error, "append failed");
+            let failure = (append_code(&error), error.to_string());
+            self.pending_resend.expect(first.sequence);
+            // Ignored: the client has stopped waiting.
+            let _ = first.done.send(Err(failure));
+            fail_waiting(&mut batches);
         }
         batches.close();
         fail_waiting(&mut batches);
     }
 
-    /// Opens a stream at the partition's leader. Nothing was appended if it fails.
-    async fn open(&self) -> Result<OpenStream, Error> {
-        let permit = match self.state.append_streams.clone().try_acquire_owned() {
-            Ok(permit) => Some(permit),
-            Err(_) => {
+    /// Returns a permit for a stream; `None` if all are in use and the lane can do without one.
+    async fn stream_permit(&self) -> Option<OwnedSemaphorePermit> {
+        let streams = self.state.append_streams.clone();
+        match streams.clone().try_acquire_owned() {
+            Err(_) if self.needs_stream => {
                 self.state.stream_wanted.notify_waiters();
-                self.state.append_streams.clone().acquire_owned().await.ok()
+                streams.acquire_owned().await.ok()
             }
-        };
+            permit => permit.ok(),
+        }
+    }
+
+    /// Returns Helix' sequence of a batch with this sequence of Kafka's.
+    pub(super) fn widen(&self, sequence: u32) -> u64 {
+        widen_sequence(sequence, self.expected)
+    }
+
+    fn sequence_after(&self, batch: &LaneBatch) -> u64 {
+        let count = u64::from(batch.batch.record_count);
+        batch.sequence.map_or(0, |sequence| self.widen(sequence) + count)
+    }
+
+    /// Opens a stream at the partition's leader. Nothing was appended if it fails.
+    async fn open(&self, permit: OwnedSemaphorePermit) -> Result<OpenStream, Error> {
         let client = self.upstream.client();
-        let mut permit = permit;
         let mut attempt = 1;
         loop {
             let opening = async {
@@ -170,7 +209,7 @@ impl LaneTask {
             };
             match timeout(OPEN_TIMEOUT, opening).await {
                 Ok(Ok((route, (requests, responses, opened)))) => {
-                    let _permit = permit.take();
+                    let _permit = permit;
                     return Ok(OpenStream { requests, responses, opened, route, _permit });
                 }
                 Ok(Err(error)) if error.retryable && attempt < OPEN_ATTEMPTS => {
@@ -226,7 +265,7 @@ impl LaneTask {
         next: &mut Option<LaneBatch>,
     ) {
         let mut in_flight = InFlight::default();
-        let mut expected = stream.opened.next_sequence.unwrap_or(0);
+        self.expected = stream.opened.next_sequence.unwrap_or(0);
         let mut waiting = Some(first);
         let mut progress_at = Instant::now();
         let error = loop {
@@ -234,7 +273,7 @@ impl LaneTask {
                 if in_flight.batches.is_empty() {
                     progress_at = Instant::now();
                 }
-                if let Err(unsent) = send(&stream, &mut in_flight, batch, &mut expected) {
+                if let Err(unsent) = send(&stream, &mut in_flight, batch, &mut self.expected) {
                     // The response has the reason.
                     waiting = Some(unsent);
                 }
@@ -345,7 +384,7 @@ fn fail_waiting(batches: &mut Batches) {
     }
 }
 
-fn timed_out(what: &str) -> Error {
+pub(super) fn timed_out(what: &str) -> Error {
     Error::from(Status::deadline_exceeded(format!("{what} timed out")))
 }
 
