@@ -427,8 +427,10 @@ pub const LEADER_WAIT_MAX: Duration = Duration::from_millis(100);
 
 /// Election timeout of a node: the default and the bounds. `raft/timing.rs` derives from it the
 /// heartbeat, the lease of reads, and when a leader counts as partitioned or its disk as stalled.
-pub const ELECTION_TIMEOUT_MS: u32 = 600;
+pub const ELECTION_TIMEOUT_MS: u32 = 400;
 pub const ELECTION_TIMEOUT: Duration = Duration::from_millis(ELECTION_TIMEOUT_MS as u64);
+/// Election timeout of releases that do not tell theirs.
+pub const ELECTION_TIMEOUT_UNTOLD: Duration = Duration::from_millis(600);
 pub const ELECTION_TIMEOUT_MS_MIN: u32 = 150;
 pub const ELECTION_TIMEOUT_MS_MAX: u32 = 3_000;
 

@@ -128,7 +128,7 @@ async fn watch_disk(node: Weak<Node>, shard: Weak<Shard>) {
 /// Transfers leadership while a sync stalls: another leader can commit without this disk. Prefers a
 /// replica that is whole, as other transfers do.
 async fn transfer_if_disk_stalls(node: &Node, shard: &Shard) {
-    let limit = node.hub.timing().timeout();
+    let limit = node.hub.timing().stalled_after();
     let Some(stalled) = shard.unsynced_for().filter(|time| *time >= limit) else { return };
     if !shard.is_leader() || shard.replicas().len() <= 1 {
         return;

@@ -124,7 +124,7 @@ impl FailoverWatch {
             let rank = ElectionRank::of(shard_id, &promise.voters, promise.leader, own, is_fit);
             let Some(rank) = rank else { return };
             // Counted from the end of the promise, or from the refusal if that came later.
-            let ended = promise.age.checked_sub(timing.timeout());
+            let ended = promise.age.checked_sub(timing.promise_to_gone());
             let elapsed = ended.map(|ended| ended.min(gone_since.elapsed()));
             let due = rank.due(round, timing);
             if due > timing.timeout() * CAMPAIGN_TIMEOUTS {
@@ -132,7 +132,7 @@ impl FailoverWatch {
             }
             let wait = match elapsed {
                 Some(elapsed) => due.saturating_sub(elapsed),
-                None => due + timing.timeout().saturating_sub(promise.age),
+                None => due + timing.promise_to_gone().saturating_sub(promise.age),
             };
             if !wait.is_zero() {
                 let is_outranked = tokio::select! {
@@ -166,7 +166,7 @@ impl FailoverWatch {
 
     /// Returns whether this replica would make a good leader, as far as it knows.
     fn is_fit(&self, promise: &Promise) -> bool {
-        let stalls_after = self.table.local.timing.timeout() / 2;
+        let stalls_after = self.table.local.timing.stalled_after() / 2;
         promise.has_committed
             && self.wal.writable().is_ok()
             && self.wal.unsynced_for().is_none_or(|unsynced| unsynced < stalls_after)

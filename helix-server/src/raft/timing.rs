@@ -12,18 +12,23 @@ use crate::limits;
 ///
 /// | duration | part | by default |
 /// |---|---|---|
-/// | Interval of a leader's heartbeats | 1/6 | 100 ms |
-/// | Promise: time in which a follower votes for no other leader | 1 | 600 ms |
-/// | Time for which a leader serves reads after a majority confirmed it: the lease | 5/6 | 500 ms |
-/// | Silence of the majority after which a leader refuses appends | 7/6 | 700 ms |
-/// | Age of an unfinished sync at which a leader transfers leadership | 1 | 600 ms |
-/// | Time between two ranks of followers whose leader is gone | 1/15 | 40 ms |
-/// | Random wait after the promise of followers whose leader is silent | 1/2 to 1 | 300 to 600 ms |
+/// | Interval of a leader's heartbeats | 1/5 | 80 ms |
+/// | Promise: time in which a follower votes for no other leader | 1 | 400 ms |
+/// | Time for which a leader serves reads after a majority confirmed it: the lease | 5/6 | 333 ms |
+/// | Silence of the majority after which a leader refuses appends | 7/4 | 700 ms |
+/// | Age of an unfinished sync at which a leader transfers leadership | 3/2 | 600 ms |
+/// | Time between two ranks of followers whose leader is gone | 1/10 | 40 ms |
+/// | Random wait after the promise of followers whose leader is silent | 3/4 to 1 | 300 to 400 ms |
+///
+/// Only a leader whose process is gone is replaced right after the promise. Pauses of a busy
+/// machine are silences, which the longer times bear.
 #[derive(Debug, Clone)]
 pub struct ElectionTiming {
     timeout: Duration,
     /// Shortest election timeout of this node and of every peer that it has met, in milliseconds.
     shortest_ms: Arc<AtomicU64>,
+    /// Longest one of these.
+    longest_ms: Arc<AtomicU64>,
 }
 
 impl Default for ElectionTiming {
@@ -35,7 +40,8 @@ impl Default for ElectionTiming {
 impl ElectionTiming {
     pub fn new(timeout: Duration) -> Self {
         let timeout = Duration::from_millis(millis(timeout).max(1));
-        Self { timeout, shortest_ms: Arc::new(AtomicU64::new(millis(timeout))) }
+        let known = || Arc::new(AtomicU64::new(millis(timeout)));
+        Self { timeout, shortest_ms: known(), longest_ms: known() }
     }
 
     /// Returns the election timeout: the time for which a follower keeps its promise.
@@ -48,12 +54,12 @@ impl ElectionTiming {
     }
 
     pub fn heartbeat_ms(&self) -> u64 {
-        (self.timeout_ms() / 6).max(1)
+        (self.timeout_ms() / 5).max(1)
     }
 
     /// Returns the shortest random wait after a promise; the longest one is [`Self::timeout`].
     pub fn wait_min_ms(&self) -> u64 {
-        (self.timeout_ms() / 2).max(self.heartbeat_ms() + 1)
+        (self.timeout_ms() * 3 / 4).max(self.heartbeat_ms() + 1)
     }
 
     /// Returns the time for which a leader serves reads after a majority has confirmed it.
@@ -63,37 +69,52 @@ impl ElectionTiming {
         Duration::from_millis(self.shortest_ms.load(Ordering::Relaxed)) * 5 / 6
     }
 
+    /// Returns the silence after which followers may replace a leader whose process is gone.
+    ///
+    /// The leader may be of a release that does not know this node's timeout, so its lease may
+    /// follow its own.
+    pub fn promise_to_gone(&self) -> Duration {
+        Duration::from_millis(self.longest_ms.load(Ordering::Relaxed))
+    }
+
     /// Returns the time without confirmation after which a leader counts as partitioned.
     pub fn partitioned_after(&self) -> Duration {
-        self.timeout * 7 / 6
+        self.timeout * 7 / 4
     }
 
     /// Returns the time without confirmation after which a leader no longer waits for the outcome
     /// of what it has proposed. By then another leader has usually been elected.
     pub fn abandoned_after(&self) -> Duration {
-        self.timeout * 7 / 2
+        self.timeout * 21 / 4
     }
 
     /// Returns the interval of a shard's check whether its leader is partitioned.
     pub fn check_interval(&self) -> Duration {
-        self.timeout / 6
+        self.timeout / 4
+    }
+
+    /// Returns the age of an unfinished sync at which a leader transfers leadership.
+    pub fn stalled_after(&self) -> Duration {
+        self.timeout * 3 / 2
     }
 
     /// Returns the time between two followers of neighbouring ranks.
     pub fn rank_step(&self) -> Duration {
-        self.timeout / 15
+        self.timeout / 10
     }
 
     /// Returns the delay of the first follower, since promises do not end at the same moment.
     pub fn rank_margin(&self) -> Duration {
-        self.timeout / 60
+        self.timeout / 40
     }
 
-    /// Records the election timeout of a peer; 0 stands for the default, of older releases.
+    /// Records the election timeout of a peer; 0 stands for a release that does not tell it.
     /// Returns whether it differs from this node's own.
     pub fn meet(&self, timeout_ms: u64) -> bool {
-        let theirs = if timeout_ms == 0 { millis(limits::ELECTION_TIMEOUT) } else { timeout_ms };
+        let untold = millis(limits::ELECTION_TIMEOUT_UNTOLD);
+        let theirs = if timeout_ms == 0 { untold } else { timeout_ms };
         self.shortest_ms.fetch_min(theirs, Ordering::Relaxed);
+        self.longest_ms.fetch_max(theirs, Ordering::Relaxed);
         theirs != self.timeout_ms()
     }
 }
@@ -217,7 +238,7 @@ mod tests {
                 timing.read_lease() * 6 / 5 <= timing.timeout(),
                 "clocks may differ by a fifth"
             );
-            assert!(timing.heartbeat_ms() * 4 < millis(timing.read_lease()));
+            assert!(timing.heartbeat_ms() * 4 <= millis(timing.read_lease()));
             assert!(timing.heartbeat_ms() < timing.wait_min_ms());
             assert!(timing.wait_min_ms() < timing.timeout_ms());
         }
@@ -226,13 +247,16 @@ mod tests {
     #[test]
     fn a_peer_with_a_shorter_promise_shortens_the_lease() {
         let timing = ElectionTiming::default();
-        assert_eq!(timing.read_lease(), Duration::from_millis(500));
-        assert!(!timing.meet(0), "older releases have the default");
-        assert!(timing.meet(1_200));
-        assert_eq!(timing.read_lease(), Duration::from_millis(500));
+        let lease_of = |timeout| Duration::from_millis(timeout) * 5 / 6;
+        assert_eq!(timing.read_lease(), lease_of(400));
+        assert!(!timing.meet(400));
+        assert_eq!(timing.promise_to_gone(), Duration::from_millis(400));
+        assert!(timing.meet(0), "older releases have 600 ms");
+        assert_eq!(timing.promise_to_gone(), Duration::from_millis(600));
+        assert_eq!(timing.read_lease(), lease_of(400));
         assert!(timing.meet(300));
-        assert_eq!(timing.read_lease(), Duration::from_millis(250));
-        assert!(!timing.meet(600));
-        assert_eq!(timing.read_lease(), Duration::from_millis(250), "it may still be a voter");
+        assert_eq!(timing.read_lease(), lease_of(300));
+        assert!(!timing.meet(400));
+        assert_eq!(timing.read_lease(), lease_of(300), "it may still be a voter");
     }
 }

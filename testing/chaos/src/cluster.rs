@@ -43,6 +43,8 @@ pub(crate) struct ClusterOptions {
     pub(crate) log_kib: Option<u64>,
     /// Log that nodes keep for lagging replicas, if it differs from that.
     pub(crate) catch_up_kib: Option<u64>,
+    /// Election timeout of the nodes, in milliseconds.
+    pub(crate) election_timeout_ms: Option<u32>,
     /// Size of a file system for each node, if file systems can be mounted.
     pub(crate) disk_bytes: Option<u64>,
     /// Encrypts connections between nodes, and those of the workload.
@@ -197,6 +199,7 @@ impl ChaosCluster {
             shards: Some(SHARDS),
             log_kib: options.log_kib,
             catch_up_kib: options.catch_up_kib,
+            election_timeout_ms: options.election_timeout_ms,
             data_dir,
             tls_dir: options.tls.then(|| certificates::directory(&options.dir)),
             log: options.dir.join(format!("node-{id}.log")),

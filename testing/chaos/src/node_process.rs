@@ -42,6 +42,7 @@ pub(crate) struct NodeProcessOptions {
     pub(crate) log_kib: Option<u64>,
     /// Log kept for lagging replicas, if it differs from that.
     pub(crate) catch_up_kib: Option<u64>,
+    pub(crate) election_timeout_ms: Option<u32>,
     pub(crate) data_dir: PathBuf,
     /// Directory of the certificates; `None` without TLS.
     pub(crate) tls_dir: Option<PathBuf>,
@@ -80,6 +81,8 @@ impl NodeProcessOptions {
         let catch_up = self.catch_up_kib.or(self.log_kib);
         arguments.extend(self.log_kib.map(|kib| format!("--checkpoint-bytes={kib}KiB")));
         arguments.extend(catch_up.map(|kib| format!("--catch-up-bytes={kib}KiB")));
+        let election_timeout = self.election_timeout_ms;
+        arguments.extend(election_timeout.map(|ms| format!("--election-timeout-ms={ms}")));
         if let Some(directory) = &self.tls_dir {
             let node = directory.join(format!("node-{}", self.node_id));
             arguments.push(format!("--tls-cert={}.pem", node.display()));

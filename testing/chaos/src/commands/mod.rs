@@ -67,6 +67,10 @@ pub struct CommonArgs {
     #[arg(long, value_parser = clap::value_parser!(u64).range(64..))]
     pub log_kib: Option<u64>,
 
+    /// Election timeout of the nodes in milliseconds [default: as a server]
+    #[arg(long)]
+    pub election_timeout_ms: Option<u32>,
+
     /// Encrypt connections between nodes, and those of the workload, with TLS
     #[arg(long)]
     pub tls: bool,
