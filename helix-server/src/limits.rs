@@ -569,6 +569,28 @@ pub const GROUP_LEFT_OUT_MAX: usize = 10_000;
 pub const GROUP_SERIES_MAX: usize = 100;
 pub const GROUP_LAG_SERIES_MAX: usize = 1_000;
 
+/// Appends and reads that a node keeps of each minute, the slowest ones, and the minutes.
+pub const SLOW_CALLS_PER_MINUTE: usize = 8;
+pub const SLOW_MINUTES: u64 = 15;
+
+/// Refused calls that a node keeps, and bytes of each of their six texts.
+pub const REFUSED_CALLS_MAX: usize = 256;
+pub const REFUSED_CALL_TEXT_BYTES: usize = 256;
+
+/// Groups whose lag a coordinator samples, and the samples of each: 15 minutes.
+pub const LAG_GROUPS_MAX: usize = 2_000;
+pub const LAG_SAMPLES_MAX: usize = 60;
+pub const LAG_SAMPLE_INTERVAL: Duration = Duration::from_secs(15);
+
+/// Committed offsets that a node reads for one round of these samples.
+pub const LAG_PARTITIONS_MAX: usize = 50_000;
+
+/// Records of a batch that are searched for a trace context.
+pub const TRACED_RECORDS_MAX: usize = 64;
+
+/// Finished traces that wait for the exporter; more are dropped.
+pub const TRACES_QUEUED_MAX: usize = 2_048;
+
 /// Syncs measured at start.
 pub const SYNC_PROBES: usize = 64;
 

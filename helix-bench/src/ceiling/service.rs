@@ -91,7 +91,8 @@ impl ProduceService for CeilingService {
         let request = helix_transport::read_unary(request, MESSAGE_BYTES_MAX).await?;
         let records = check(request.batch.as_ref())?;
         let ack = Some(self.0.ack(request.partition, records));
-        Ok(Response::new(pb::AppendResponse { ack, watermarks: Some(WATERMARKS), topic_id: 0 }))
+        let watermarks = Some(WATERMARKS);
+        Ok(Response::new(pb::AppendResponse { ack, watermarks, ..Default::default() }))
     }
 
     type AppendStreamStream = AckStream;

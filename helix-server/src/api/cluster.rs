@@ -8,11 +8,11 @@ use helix_proto::log::v1::cluster_service_server::ClusterService;
 use helix_proto::log::v1::{
     AddNodeRequest, AddNodeResponse, BalanceLeadersRequest, BalanceLeadersResponse,
     GetHealthRequest, GetHealthResponse, GetMetadataRequest, GetMetadataResponse,
-    GetNodeStatusRequest, GetNodeStatusResponse, HealthIssue, HealthReason, RemoveNodeRequest,
-    RemoveNodeResponse, ReplaceNodeRequest, ReplaceNodeResponse, SetDrainingRequest,
-    SetDrainingResponse, TransferLeaderRequest, TransferLeaderResponse,
-    WatchMembershipChangeRequest, WatchMembershipChangeResponse, WatchMetadataRequest,
-    WatchMetadataResponse,
+    GetNodeStatusRequest, GetNodeStatusResponse, HealthIssue, HealthReason, ListSlowCallsRequest,
+    ListSlowCallsResponse, RemoveNodeRequest, RemoveNodeResponse, ReplaceNodeRequest,
+    ReplaceNodeResponse, SetDrainingRequest, SetDrainingResponse, TransferLeaderRequest,
+    TransferLeaderResponse, WatchMembershipChangeRequest, WatchMembershipChangeResponse,
+    WatchMetadataRequest, WatchMetadataResponse,
 };
 use tokio::time::Instant;
 use tonic::codegen::BoxStream;
@@ -20,7 +20,7 @@ use tonic::{Request, Response, Status};
 
 use super::authorize::{authorize_change, authorize_request};
 use super::metadata::MetadataSource;
-use super::{call_memory, member_changes, recheck, time, wire_leader, wire_shard_id};
+use super::{call_memory, member_changes, recheck, slow_calls, time, wire_leader, wire_shard_id};
 use crate::clock::{CLOCK_CONFIRMATION, Clock, ClockOffset};
 use crate::cluster::Cluster;
 use crate::error::{Error, Result};
@@ -188,6 +188,16 @@ impl ClusterService for ClusterHandler {
         let status = || async { Ok::<_, Error>(self.status().await) };
         let status = recheck::read(&self.node, call.as_deref(), request.get_ref(), status);
         Ok(Response::new(status.await?))
+    }
+
+    async fn list_slow_calls(
+        &self,
+        request: Request<ListSlowCallsRequest>,
+    ) -> Result<Response<ListSlowCallsResponse>, Status> {
+        let call = call_memory(&request);
+        let call = call.as_deref();
+        let list = || async { slow_calls::list(&self.node, call) };
+        Ok(Response::new(recheck::read(&self.node, call, request.get_ref(), list).await?))
     }
 
     async fn add_node(

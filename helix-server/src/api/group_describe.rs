@@ -101,7 +101,8 @@ pub(super) async fn describe(
         partitions,
         group: request.group.clone(),
         next_page_token: page.next_page_token,
-        uncommitted_lag: uncommitted_lag(node, &group, visible),
+        uncommitted_lag: uncommitted_lag(node, &group, |name| visible.sees_topic(name)),
+        lag_history: None,
     })
 }
 

@@ -8,7 +8,6 @@ use futures_util::future::join_all;
 use helix_proto::log::v1::{CommitStatus, CommittedOffset, OffsetAndLag, TopicPartition};
 use tokio::time::timeout;
 
-use super::authorize::Visibility;
 use super::time;
 use crate::log::{CommittedRow, ConsumerGroup, OffsetLag, PartitionKey, Watermarks};
 use crate::node::Node;
@@ -24,13 +23,17 @@ pub(super) fn readable_records(node: &Node, key: PartitionKey) -> Option<u64> {
 }
 
 /// Returns the readable records of partitions in which a group has not committed, in the topics
-/// that are assigned to it or in which it has offsets.
-pub(super) fn uncommitted_lag(node: &Node, group: &ConsumerGroup, visible: &Visibility) -> u64 {
+/// that are assigned to it or in which it has offsets, as far as their names count.
+pub(super) fn uncommitted_lag(
+    node: &Node,
+    group: &ConsumerGroup,
+    counts: impl Fn(&str) -> bool,
+) -> u64 {
     let assigned = group.assigned_topics().iter().map(|(topic_id, _)| *topic_id);
     let topics: BTreeSet<u64> =
         assigned.chain(group.offsets().map(|(key, _)| key.topic_id)).collect();
     let topics = topics.into_iter().filter_map(|topic_id| node.topic_of(topic_id));
-    let is_read = |name: &str| visible.sees_topic(name) && !group.has_left(name);
+    let is_read = |name: &str| counts(name) && !group.has_left(name);
     let keys = topics.filter(|topic| is_read(&topic.name)).flat_map(|topic| {
         let topic_id = topic.id;
         (0..topic.partition_count).map(move |number| PartitionKey { topic_id, number })

@@ -23,6 +23,12 @@ impl GroupHandler {
     ) -> Result<ListGroupsResponse> {
         let page_size = page_size(request.page_size, GROUPS_PER_PAGE_DEFAULT, GROUPS_PER_PAGE_MAX)?;
         let (after, prefix) = (request.page_token.as_str(), request.prefix.as_str());
+        let topic = request.topic.as_str();
+        // Without a name, of every topic.
+        let reads = |group: &ConsumerGroup| {
+            let is_it = |name: &str| name == topic && visible.sees_topic(name);
+            topic.is_empty() || group.topic_names().any(|(_, name)| is_it(name))
+        };
         let mut found: BTreeMap<Arc<str>, Arc<Shard>> = BTreeMap::new();
         for shard in self.node.shards() {
             let names: Vec<Arc<str>> = shard.read_groups(|groups| {
@@ -30,10 +36,15 @@ impl GroupHandler {
                 let found = groups.after(after).skip_while(|(name, _)| &***name < prefix);
                 let found = found.take_while(|(name, _)| name.starts_with(prefix));
                 let found = found.filter(|(name, _)| visible.sees_group(name));
+                let found = found.filter(|(_, group)| reads(group));
                 found.take(page_size + 1).map(|(name, _)| name.clone()).collect()
             });
             let sees = |name: &str| name.starts_with(prefix) && visible.sees_group(name);
-            let reported = shard.gateway_groups().names_after(after, page_size + 1, sees);
+            // Groups that a gateway has reported, and that have no offsets yet, read no topic.
+            let reported = match topic.is_empty() {
+                true => shard.gateway_groups().names_after(after, page_size + 1, sees),
+                false => Vec::new(),
+            };
             let names = names.into_iter().chain(reported);
             found.extend(names.map(|name| (name, shard.clone())));
         }
@@ -47,8 +58,10 @@ impl GroupHandler {
                 continue;
             };
             let of_gateway = of_gateway.filter(|_| group.members().len() == 0);
-            let uncommitted_lag = uncommitted_lag(&self.node, &group, visible);
-            let summary = self.summary(&name, &group, of_gateway.as_deref(), visible);
+            let in_topic =
+                |name: &str| visible.sees_topic(name) && (topic.is_empty() || name == topic);
+            let uncommitted_lag = uncommitted_lag(&self.node, &group, in_topic);
+            let summary = self.summary(&name, &group, of_gateway.as_deref(), in_topic);
             groups.push(GroupSummary { uncommitted_lag, ..summary });
         }
         Ok(ListGroupsResponse { groups, next_page_token })
@@ -59,7 +72,7 @@ impl GroupHandler {
         name: &str,
         group: &ConsumerGroup,
         of_gateway: Option<&GatewayGroup>,
-        visible: &Visibility,
+        counts: impl Fn(&str) -> bool,
     ) -> GroupSummary {
         let member_count = of_gateway.map_or(group.members().len(), |it| it.members.len());
         let mut summary = GroupSummary {
@@ -75,7 +88,7 @@ impl GroupHandler {
             let Some(offset) = row.offset() else { continue };
             if known.is_none_or(|(id, _)| id != key.topic_id) {
                 let topic = self.node.topic_of(key.topic_id);
-                let topic = topic.filter(|topic| visible.sees_topic(&topic.name));
+                let topic = topic.filter(|topic| counts(&topic.name));
                 known = Some((key.topic_id, topic.map(|it| group.has_left(&it.name))));
             }
             let Some((_, Some(is_unread))) = known else { continue };

@@ -63,6 +63,8 @@ pub use crate::peer::{Network, PeerStatus, PeerTls};
 use crate::random::Random;
 pub use crate::shard::LogLimits;
 use crate::shard::{CleanerWorker, KeyMapMemory};
+use crate::slow::SlowCalls;
+use crate::trace::Tracer;
 use bootstrap_handler::BootstrapHandler;
 pub use bootstrap_token::{FIRST_PRINCIPAL, TokenFile, make_first_token};
 pub use call_share::{CallShare, CallSlot};
@@ -146,6 +148,8 @@ pub struct Node {
     audit: AuditLog,
     token_refresh: TokenRefresh,
     quota_meters: QuotaMeters,
+    slow_calls: SlowCalls,
+    tracer: OnceLock<Arc<Tracer>>,
     /// The clock of `settings`, bounded by the agreed time.
     clock: Arc<AgreedClock>,
 }
@@ -233,6 +237,21 @@ impl Node {
 
     pub fn metrics(&self) -> &Arc<Metrics> {
         &self.metrics
+    }
+
+    /// Returns the slowest appends and reads of the last minutes.
+    pub fn slow_calls(&self) -> &SlowCalls {
+        &self.slow_calls
+    }
+
+    /// Traces batches with this tracer. Without one, none is traced.
+    pub fn set_tracer(&self, tracer: Arc<Tracer>) {
+        // Ignored: a node is served once.
+        let _ = self.tracer.set(tracer);
+    }
+
+    pub fn tracer(&self) -> Option<&Arc<Tracer>> {
+        self.tracer.get()
     }
 
     /// Returns the writer of the audit log.

@@ -29,6 +29,7 @@ use crate::protocol::ProtocolVersions;
 use crate::raft::ElectionTiming;
 use crate::random::Random;
 use crate::shard::{CleanerWorker, KeyMapMemory};
+use crate::slow::SlowCalls;
 
 impl Node {
     /// Opens a single-node cluster without a peer port, and waits until it serves.
@@ -187,6 +188,8 @@ impl Node {
             audit: AuditLog::default(),
             token_refresh: TokenRefresh::default(),
             quota_meters: QuotaMeters::default(),
+            slow_calls: SlowCalls::default(),
+            tracer: OnceLock::new(),
             clock,
             settings,
         });

@@ -545,6 +545,7 @@ fn new_batch(
         payload: made.payload,
         producer,
         condition: Condition::default(),
+        stamps: None,
     }
 }
 

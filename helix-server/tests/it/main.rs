@@ -64,6 +64,8 @@ mod throttled;
 mod tidy;
 mod tls;
 mod topics;
+#[cfg(feature = "otlp")]
+mod traces;
 mod trio;
 mod unix_socket;
 mod versions;

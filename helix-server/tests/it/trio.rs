@@ -165,6 +165,8 @@ pub(crate) struct TrioPlan {
     catch_up_bytes: u64,
     checkpoint_bytes: u64,
     election_timeout_ms: u32,
+    /// Collector of traces.
+    pub(crate) otlp_endpoint: Option<String>,
 }
 
 impl TrioPlan {
@@ -179,6 +181,7 @@ impl TrioPlan {
             catch_up_bytes: CATCH_UP_BYTES,
             checkpoint_bytes: CHECKPOINT_BYTES,
             election_timeout_ms: ELECTION_TIMEOUT_MS_MAX,
+            otlp_endpoint: None,
         }
     }
 
@@ -232,6 +235,7 @@ impl TrioPlan {
             catch_up_bytes: self.catch_up_bytes,
             checkpoint_bytes: self.checkpoint_bytes,
             election_timeout_ms: self.election_timeout_ms,
+            otlp_endpoint: self.otlp_endpoint.clone(),
             ..ServerConfig::default()
         }
     }

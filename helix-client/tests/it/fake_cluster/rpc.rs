@@ -46,7 +46,7 @@ impl ProduceService for FakeNode {
         match self.append(partition, batch, producer, first_sequence, durability)? {
             Some(ack) => {
                 let topic_id = current_id;
-                Ok(Response::new(AppendResponse { ack: Some(ack), watermarks: None, topic_id }))
+                Ok(Response::new(AppendResponse { ack: Some(ack), topic_id, ..Default::default() }))
             }
             None => Err(self.wait_until_reelected().await),
         }
@@ -324,6 +324,13 @@ impl ClusterService for FakeNode {
         &self,
         _: Request<GetNodeStatusRequest>,
     ) -> Result<Response<GetNodeStatusResponse>, Status> {
+        Err(rejection(ErrorReason::Unimplemented))
+    }
+
+    async fn list_slow_calls(
+        &self,
+        _: Request<ListSlowCallsRequest>,
+    ) -> Result<Response<ListSlowCallsResponse>, Status> {
         Err(rejection(ErrorReason::Unimplemented))
     }
 

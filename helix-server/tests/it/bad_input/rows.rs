@@ -186,6 +186,11 @@ fn appends() -> Vec<FieldCase> {
             condition(token),
             RefusedFor(&[R::Unimplemented, R::Fenced, R::InvalidArgument]),
         ),
+        (
+            &["AppendRequest.report_stages"],
+            append(AppendRequest { report_stages: true, ..append_request(&[]) }),
+            Refused(R::EmptyBatch, ""),
+        ),
     ]
 }
 
