@@ -8,7 +8,7 @@ use crate::backup::{create, restore, verify};
 use crate::commands::cluster::{TransferredLeader, health, members, tables};
 use crate::commands::{
     access, cert, check, config, context, debug, explain, group, offsets, produce, quota, records,
-    topic, version, wal,
+    topic, trace, version, wal,
 };
 use crate::demo::measurements::DemoMeasurements;
 use crate::dev::StartedCluster;
@@ -55,6 +55,7 @@ pub(crate) fn schema(command: &str) -> Option<Value> {
         "produce" => of::<produce::summary::ProduceSummary>(),
         "consume" | "tail" => of::<records::RecordRow>(),
         "offsets" => of::<Vec<offsets::OffsetRow>>(),
+        "trace append" => of::<trace::TracedAppend>(),
         "wal inspect" => of::<Vec<wal::InspectedLog>>(),
         "wal verify" => of::<wal::WalVerification>(),
         "wal repair" => of::<Vec<wal::DroppedEnd>>(),
