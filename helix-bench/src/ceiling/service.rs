@@ -462,6 +462,13 @@ impl ClusterService for CeilingService {
         unimplemented_call()
     }
 
+    async fn list_slow_calls(
+        &self,
+        _: Request<pb::ListSlowCallsRequest>,
+    ) -> Result<Response<pb::ListSlowCallsResponse>, Status> {
+        unimplemented_call()
+    }
+
     async fn add_node(
         &self,
         _: Request<pb::AddNodeRequest>,
