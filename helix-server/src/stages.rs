@@ -1,6 +1,6 @@
 //! Stages of appends and reads: what a slow or a traced call waited for.
 //!
-//! Each acknowledged batch has the few times in [`AckTimes`], which the append path measures
+//! Each acknowledged batch has the few times in [`ProposalTimes`], which the append path measures
 //! anyway. A batch whose caller or whose trace asks for more carries a [`BatchStamps`].
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -59,7 +59,7 @@ pub struct StageSpan {
 
 /// Times of an acknowledged batch that the append path measures for each batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct AckTimes {
+pub struct ProposalTimes {
     pub proposed: Instant,
     /// Write and sync on the leader's disk; `None` if the batch was applied before its sync, and
     /// for a log in memory.
@@ -131,7 +131,7 @@ impl BatchStamps {
 #[derive(Debug, Clone, Copy)]
 pub struct AppendTimes<'a> {
     pub started: Instant,
-    pub ack: Option<AckTimes>,
+    pub ack: Option<ProposalTimes>,
     /// Moment at which the log's clock was 0.
     pub log_base: Option<Instant>,
     pub stamps: Option<&'a BatchStamps>,
@@ -202,7 +202,7 @@ mod tests {
     async fn stages_follow_from_the_times_of_every_batch() {
         let started = Instant::now();
         let group = GroupTimes::new(ms(107), ms(2), ms(10));
-        let ack = AckTimes { proposed: started + ms(5), group: Some(group) };
+        let ack = ProposalTimes { proposed: started + ms(5), group: Some(group) };
         let log_base = started.checked_sub(ms(100));
         let acked = started + ms(30);
         let times = AppendTimes { started, ack: Some(ack), log_base, stamps: None, acked };
@@ -214,7 +214,7 @@ mod tests {
             ("settle", 19, 11),
         ];
         assert_eq!(shown(&times.stages()), expected);
-        let unsynced = AppendTimes { ack: Some(AckTimes { group: None, ..ack }), ..times };
+        let unsynced = AppendTimes { ack: Some(ProposalTimes { group: None, ..ack }), ..times };
         assert_eq!(shown(&unsynced.stages()), [("queue", 0, 5), ("settle", 5, 25)]);
         let duplicate = AppendTimes { ack: None, ..times };
         assert_eq!(shown(&duplicate.stages()), [("queue", 0, 30)]);
@@ -235,7 +235,7 @@ mod tests {
         step(ms(2)).await;
         let times = AppendTimes {
             started,
-            ack: Some(AckTimes { proposed: started + ms(4), group: None }),
+            ack: Some(ProposalTimes { proposed: started + ms(4), group: None }),
             log_base: Some(started),
             stamps: Some(&stamps),
             acked: Instant::now(),

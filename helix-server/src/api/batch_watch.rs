@@ -1,4 +1,4 @@
-//! What is measured of one batch, from its arrival to its acknowledgement: metrics, slow calls, its
+//! Measurements of one batch, from its arrival to its acknowledgement: metrics, slow calls, its
 //! trace and the stages that its caller asks for.
 
 use std::sync::Arc;

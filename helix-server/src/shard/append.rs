@@ -20,7 +20,7 @@ use crate::log::{
     BatchHead, Condition, Head, PartitionId, ProducerStamp, Refusal, Verdict, Watermarks,
 };
 use crate::raft::{Command, ProposalGuard, ProposalOutcome, ProposeError};
-use crate::stages::{AckTimes, BatchStamps};
+use crate::stages::{BatchStamps, ProposalTimes};
 
 /// Durability that a batch has reached when it is acknowledged, strongest first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -80,7 +80,7 @@ pub struct BatchAck {
     pub durability: Durability,
     pub watermarks: Watermarks,
     /// Absent where the batch was not proposed, or acknowledged before apply.
-    pub times: Option<AckTimes>,
+    pub times: Option<ProposalTimes>,
 }
 
 impl Shard {
@@ -388,7 +388,7 @@ impl Future for PendingAck {
                     if let Some(shard) = shard.upgrade() {
                         shard.metrics.on_commit(since.elapsed());
                     }
-                    let times = AckTimes { proposed: *since, group: outcome.group() };
+                    let times = ProposalTimes { proposed: *since, group: outcome.group() };
                     let ack = acknowledge(shard, verdict, *reached)?;
                     Ok(BatchAck { times: Some(times), ..ack })
                 })

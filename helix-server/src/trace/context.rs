@@ -15,7 +15,7 @@ pub struct TraceContext {
 }
 
 impl TraceContext {
-    /// Parses a header. `None` for one that the specification says to ignore.
+    /// Parses a header. `None` for an invalid header, which the specification says to ignore.
     pub fn parse(header: &[u8]) -> Option<Self> {
         let fits = header.len() == BYTES || header.len() > BYTES && header[BYTES] == b'-';
         let dashes = [2, 35, 52];

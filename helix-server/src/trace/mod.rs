@@ -21,14 +21,14 @@ use crate::clock::Clock;
 use crate::limits::TRACES_QUEUED_MAX;
 use crate::metrics::Counter;
 use crate::random::Random;
-use crate::stages::{AckTimes, BatchStamps};
+use crate::stages::{BatchStamps, ProposalTimes};
 pub use context::{TRACEPARENT, TraceContext};
 use delivery::{Deliveries, ExpectedDelivery};
 #[cfg(feature = "otlp")]
 pub use otlp::{OtlpExporter, OtlpSettings};
 pub use span::{AppendTrace, DeliveryTrace, FinishedTrace, SpanIds, TraceSpan};
 
-/// Whether this program can export traces.
+/// True if this program can export traces.
 pub const CAN_EXPORT: bool = cfg!(feature = "otlp");
 
 /// Decides which batches are traced, and passes their times to an exporter.
@@ -68,7 +68,7 @@ pub struct TracedBatch {
     pub bytes: u64,
     /// First and next offset; absent if the append failed or was acknowledged before apply.
     pub offsets: Option<(u64, u64)>,
-    pub ack: Option<AckTimes>,
+    pub ack: Option<ProposalTimes>,
     pub log_base: Option<Instant>,
     /// Why the append failed.
     pub error: Option<String>,

@@ -35,7 +35,7 @@ const LAST_EXPORT_WAIT_MAX: Duration = Duration::from_secs(1);
 /// Time between two lines of the log about a collector that does not answer.
 const REPORT_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Where traces go, and what they say of their node.
+/// Address of the collector, and the node that traces name.
 #[derive(Debug, Clone)]
 pub struct OtlpSettings {
     /// "http://host:port".
@@ -95,11 +95,15 @@ impl OtlpExporter {
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tokio::select! {
-                _ = ticks.tick() => while self.export(EXPORT_WAIT_MAX).await == TRACES_PER_EXPORT {},
+                _ = ticks.tick() => self.export_all().await,
                 () = stop.cancelled() => break,
             }
         }
         self.export(LAST_EXPORT_WAIT_MAX).await;
+    }
+
+    async fn export_all(&mut self) {
+        while self.export(EXPORT_WAIT_MAX).await == TRACES_PER_EXPORT {}
     }
 
     /// Exports the traces that are waiting, at most [`TRACES_PER_EXPORT`]. Returns their number.

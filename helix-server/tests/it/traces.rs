@@ -176,7 +176,7 @@ async fn one_append_is_one_trace_on_one_node() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_append_is_one_trace_on_three_nodes() {
     let (collector, endpoint) = Collector::start().await;
-    let plan = TrioPlan { otlp_endpoint: Some(endpoint), ..TrioPlan::new() };
+    let plan = TrioPlan::new().with_collector(endpoint);
     let mut trio = Trio::start(plan).await;
     let (leader, _) = trio.leader_of(0).await;
     let began_ns = now_ns();
@@ -204,7 +204,7 @@ async fn context_of_a_record_is_honoured_and_returned() {
     let server = TestServer::start(config, None).await;
     let config = helix_client::Config::new([server.running.local_addr().to_string()]);
     let client = helix_client::Client::new(config).unwrap();
-    let mut session = client.session("default", 0, SessionOptions::default()).await.unwrap();
+    let session = client.session("default", 0, SessionOptions::default()).await.unwrap();
     let batch = vec![record("first"), traced_record("second", &traceparent("01"))];
     session.append(&batch).await.unwrap().await.unwrap();
     let stored = server.records(0, 0).await;
@@ -317,7 +317,8 @@ async fn an_append_reports_its_stages_if_asked() {
     let config = helix_client::Config::new([server.running.local_addr().to_string()]);
     let client = helix_client::Client::new(config).unwrap();
     let options = AppendOptions::default();
-    let appended = client.append_with_stages("default", 0, &records(&["x"]), &options);
+    let batch = records(&["x"]);
+    let appended = client.append_with_stages("default", 0, &batch, &options);
     let (ack, stages) = appended.await.unwrap();
     assert_eq!((ack.first_offset, stages.len()), (Some(2), 7));
     server.running.shutdown().await;

@@ -166,7 +166,7 @@ pub(crate) struct TrioPlan {
     checkpoint_bytes: u64,
     election_timeout_ms: u32,
     /// Collector of traces.
-    pub(crate) otlp_endpoint: Option<String>,
+    otlp_endpoint: Option<String>,
 }
 
 impl TrioPlan {
@@ -208,6 +208,12 @@ impl TrioPlan {
         // Links are there to be cut, and then the other nodes elect a leader.
         self.election_timeout_ms = ELECTION_TIMEOUT_MS;
         self
+    }
+
+    /// Makes the nodes export traces.
+    #[cfg(feature = "otlp")]
+    pub(crate) fn with_collector(self, endpoint: String) -> Self {
+        Self { otlp_endpoint: Some(endpoint), ..self }
     }
 
     /// Makes the nodes keep little log for an absent follower.

@@ -15,13 +15,13 @@ use super::page::{AdminBody, PageFailure, PageFrame, ROWS_PER_PAGE, html, shown}
 struct GroupsPage {
     frame: PageFrame,
     prefix: String,
-    rows: Vec<GroupRow>,
+    rows: Vec<ListedGroupRow>,
     next: String,
     is_first: bool,
 }
 
 /// A group in a list.
-pub(super) struct GroupRow {
+pub(super) struct ListedGroupRow {
     pub(super) name: String,
     pub(super) state: &'static str,
     pub(super) members: u32,
@@ -55,9 +55,9 @@ pub(super) async fn show(page: &PageRequest) -> Result<Response<AdminBody>, Page
     html(StatusCode::OK, &shown_page)
 }
 
-pub(super) fn group_row(group: &GroupSummary) -> GroupRow {
+pub(super) fn group_row(group: &GroupSummary) -> ListedGroupRow {
     let lag = group.total_lag.saturating_add(group.uncommitted_lag);
-    GroupRow {
+    ListedGroupRow {
         name: shown(&group.group),
         state: state_name(group.state()),
         members: group.member_count,

@@ -1,5 +1,5 @@
-//! Search in a partition: by key, and by a text in key, value or headers. A page reads a bounded part
-//! of the partition and has a link that goes on.
+//! Search in a partition: by key, and by a text in key, value or headers. A page reads a bounded
+//! part of the partition and has a link that goes on.
 
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ const RECORDS_PER_CALL: u64 = 5_000;
 /// Bytes of a searched text.
 const TEXT_BYTES_MAX: usize = 1_024;
 
-/// What a search looks for.
+/// Conditions of a search.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub(super) struct RecordFilter {
     /// The whole key.

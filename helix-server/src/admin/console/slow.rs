@@ -1,5 +1,5 @@
-//! The slowest appends and reads of the last 15 minutes on all nodes, with their stages. One call to
-//! each node, and one for the routes.
+//! The slowest appends and reads of the last 15 minutes on all nodes, with their stages. One call
+//! to each node, and one for the routes.
 
 use std::time::Duration;
 

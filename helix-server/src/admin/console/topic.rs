@@ -8,7 +8,7 @@ use hyper::{Response, StatusCode};
 use super::PageRequest;
 use super::caller;
 use super::form::encode;
-use super::groups::{GroupRow, group_row};
+use super::groups::{ListedGroupRow, group_row};
 use super::page::{AdminBody, PageFailure, PageFrame, ROWS_PER_PAGE, html, shown};
 use super::settings_form::{self, SettingField};
 use super::topics::records;
@@ -26,7 +26,7 @@ struct TopicPage {
     rows: Vec<PartitionRow>,
     previous: String,
     next: String,
-    groups: Vec<GroupRow>,
+    groups: Vec<ListedGroupRow>,
     /// Page of further groups; empty if there are none.
     more_groups: String,
 }

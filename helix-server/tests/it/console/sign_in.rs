@@ -88,7 +88,7 @@ async fn a_reader_of_one_topic_sees_and_changes_no_other() {
     let delete = reader.post("/console/topics/default/delete", "confirm=default&topic_id=0").await;
     delete.expect(403, "PERMISSION_DENIED").expect(403, "helix topic delete default");
     reader.get("/console/access").await.expect(200, "You are reader.");
-    // The slowest calls are for those who may describe the cluster.
+    // The slowest calls are for callers that may describe the cluster.
     reader.get("/console/slow").await.expect(403, "PERMISSION_DENIED");
     browser.get("/console/slow").await.expect(200, "Slow appends and reads");
     // An administrator sees what was refused, and no token.
