@@ -125,7 +125,7 @@ fn record_context(batch: &NewBatch) -> Option<TraceContext> {
         let mut headers = headers.flat_map(|record| record.headers);
         return TraceContext::parse(headers.find(|header| header.name == TRACEPARENT)?.value?);
     }
-    if batch.compression != 0 {
+    if !batch::is_uncompressed(batch.compression) {
         return None;
     }
     TraceContext::parse(batch::find_header(payload, TRACEPARENT, TRACED_RECORDS_MAX)?)

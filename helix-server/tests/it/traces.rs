@@ -263,7 +263,7 @@ async fn a_share_of_appends_without_a_context_is_traced() {
     for _ in 0..2 {
         server.produce().append(unknown.clone()).await.unwrap_err();
     }
-    // What is left is exported when the node stops.
+    // The rest is exported when the node stops.
     server.running.shutdown().await;
     let spans = collector.all();
     let roots: Vec<_> = spans.iter().filter(|span| span.name == "append default").collect();
