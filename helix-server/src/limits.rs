@@ -329,9 +329,18 @@ pub const NAMED_PRODUCERS_MAX: u32 = 16_384;
 /// More than five replicas cost every write and survive no likelier loss. A topic's shards must
 /// fit into one entry; a host name has at most 253 bytes. These limits decide how an entry is
 /// applied, so another value needs a new protocol version between nodes.
+///
+/// While every shard has a replica on every node, a cluster has at most [`REPLICAS_MAX`] nodes.
 pub const TOPIC_NAME_BYTES_MAX: usize = 249;
 pub const SHARDS_PER_TOPIC_MAX: usize = 4_096;
-pub const MEMBERS_MAX: usize = 5;
+pub const MEMBERS_MAX: usize = 32;
+pub const REPLICAS_MAX: usize = 5;
+
+/// Moves of replicas that run at once in the whole cluster, and one at most in a shard.
+///
+/// Each copies a replica's data, and the copies of a node share one rate. More would finish no
+/// earlier and hold back more logs. Decides how an entry is applied.
+pub const MOVES_MAX: usize = 4;
 pub const ADDRESS_BYTES_MAX: usize = helix_proto::address::ADDRESS_BYTES_MAX;
 
 /// Client text that an error repeats, and the whole text of an error, in bytes.

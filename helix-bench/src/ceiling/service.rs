@@ -511,4 +511,32 @@ impl ClusterService for CeilingService {
     ) -> Result<Response<pb::TransferLeaderResponse>, Status> {
         unimplemented_call()
     }
+
+    async fn get_placement(
+        &self,
+        _: Request<pb::GetPlacementRequest>,
+    ) -> Result<Response<pb::GetPlacementResponse>, Status> {
+        unimplemented_call()
+    }
+
+    async fn set_cordoned(
+        &self,
+        _: Request<pb::SetCordonedRequest>,
+    ) -> Result<Response<pb::SetCordonedResponse>, Status> {
+        unimplemented_call()
+    }
+
+    async fn set_replicas(
+        &self,
+        _: Request<pb::SetReplicasRequest>,
+    ) -> Result<Response<pb::SetReplicasResponse>, Status> {
+        unimplemented_call()
+    }
+
+    async fn move_shard(
+        &self,
+        _: Request<pb::MoveShardRequest>,
+    ) -> Result<Response<pb::MoveShardResponse>, Status> {
+        unimplemented_call()
+    }
 }

@@ -35,7 +35,7 @@ pub(super) async fn page(
         // Lets other tasks run: a shard with thousands of partitions takes a while.
         tokio::task::yield_now().await;
         data_shard(&mut page, &shard, &mut disk).await;
-        group_metrics::groups(&mut page, node, &shard);
+        group_metrics::groups(&mut page, node, &shard).await;
     }
     for (shard, _) in node.damaged_shards() {
         page.put(MetricName::ShardWithheld, &[&shard.to_string()], 1);

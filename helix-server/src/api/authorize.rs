@@ -248,6 +248,22 @@ methods! {
             "alter on the cluster"
             => |_, check|
             check.one(Operation::Alter, Resource::Cluster);
+        GetPlacement(GetPlacementRequest) Data
+            "describe on the cluster"
+            => |_, check|
+            check.one(Operation::Describe, Resource::Cluster);
+        SetCordoned(SetCordonedRequest) Control
+            "alter on the cluster"
+            => |_, check|
+            check.one(Operation::Alter, Resource::Cluster);
+        SetReplicas(SetReplicasRequest) Control
+            "alter on the cluster"
+            => |_, check|
+            check.one(Operation::Alter, Resource::Cluster);
+        MoveShard(MoveShardRequest) Control
+            "alter on the cluster"
+            => |_, check|
+            check.one(Operation::Alter, Resource::Cluster);
     }
     AccessService {
         WhoAmI(WhoAmIRequest) Data

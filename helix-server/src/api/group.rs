@@ -513,7 +513,7 @@ impl GroupService for GroupHandler {
     ) -> Result<Response<ListGroupsResponse>, Status> {
         authorize_request(&self.node, &request)?;
         let visible = Visibility::of(&self.node, call_memory(&request).as_deref())?;
-        Ok(Response::new(self.list(request.into_inner(), &visible)?))
+        Ok(Response::new(self.list(request.into_inner(), &visible).await?))
     }
 
     async fn describe_group(

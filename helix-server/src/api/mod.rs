@@ -28,6 +28,7 @@ mod keys;
 mod member_changes;
 mod metadata;
 mod page;
+mod placement;
 mod positions;
 mod produce;
 mod read_form;

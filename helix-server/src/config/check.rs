@@ -11,7 +11,7 @@ use super::{
     AuthSetting, ClientCertificates, ConsoleUse, ServerConfig, SocketMode, StorageMode, TlsUse,
 };
 use crate::limits::{
-    BATCH_BYTES_MAX, ELECTION_TIMEOUT_MS_MAX, ELECTION_TIMEOUT_MS_MIN, PARTITIONS_MAX,
+    BATCH_BYTES_MAX, ELECTION_TIMEOUT_MS_MAX, ELECTION_TIMEOUT_MS_MIN, MEMBERS_MAX, PARTITIONS_MAX,
     PARTITIONS_PER_TOPIC_MAX, SHARDS_MAX,
 };
 use crate::memory::{MEMORY_LIMIT_MIN, MemoryShares};
@@ -27,7 +27,7 @@ const SEGMENT_BYTES_MIN: u64 = 2 * BATCH_BYTES_MAX as u64;
 
 /// Other nodes that `--peer` may name. A node that joins a cluster names all of its members. The
 /// size of the cluster is checked when it is formed.
-const OTHERS_MAX: usize = 5;
+const OTHERS_MAX: usize = MEMBERS_MAX;
 
 /// With less, a shard would mostly write checkpoints.
 const CHECKPOINT_BYTES_MIN: u64 = 64 << 10;
@@ -225,7 +225,7 @@ impl ServerConfig {
             self.other_nodes().len() <= OTHERS_MAX,
             "peer",
             &self.peers.len(),
-            "a cluster has at most 5 nodes",
+            "a cluster has at most 32 nodes",
         );
     }
 

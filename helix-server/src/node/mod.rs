@@ -11,7 +11,8 @@
 //! - `principal`: callers and their rules. `bootstrap_token` makes the first token of a cluster.
 //! - `lookup`: finds topics, partitions and shards for requests; `groups` consumer groups.
 //! - `background`: forms shards, propagates topics, registers the node and balances leaderships.
-//! - `member_tasks`: dials the members and carries out membership changes.
+//! - `member_tasks`: dials the members and carries out membership changes. `placed_shards` creates
+//!   and deletes this node's replicas as the placement says.
 //! - `repair`: reopens stopped shards and repairs damaged logs: `repair_decision` has the rule,
 //!   `repair_in_place` repairs sealed segments, also of logs that cannot be replayed
 //!   (`unreplayed`). `scrub` finds damage.
@@ -30,6 +31,7 @@ mod logs;
 mod lookup;
 mod member_tasks;
 mod open;
+mod placed_shards;
 mod principal;
 mod quota;
 mod readiness;
@@ -44,7 +46,7 @@ mod startup;
 mod tls;
 mod unreplayed;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use futures_util::future::join_all;
@@ -124,6 +126,8 @@ pub struct Node {
     repaired: Mutex<BTreeMap<u64, u64>>,
     /// Number of times that each shard was reopened, by shard id.
     restarts: Mutex<BTreeMap<u64, u64>>,
+    /// Shards that have a supervisor.
+    supervised: Mutex<BTreeSet<u64>>,
     endpoint: OnceLock<String>,
     /// Address that this node announces to other nodes; empty if it knows none.
     peer_addr: String,

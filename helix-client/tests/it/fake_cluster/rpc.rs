@@ -377,4 +377,32 @@ impl ClusterService for FakeNode {
     ) -> Result<Response<TransferLeaderResponse>, Status> {
         Err(rejection(ErrorReason::Unimplemented))
     }
+
+    async fn get_placement(
+        &self,
+        _: Request<GetPlacementRequest>,
+    ) -> Result<Response<GetPlacementResponse>, Status> {
+        Err(rejection(ErrorReason::Unimplemented))
+    }
+
+    async fn set_cordoned(
+        &self,
+        _: Request<SetCordonedRequest>,
+    ) -> Result<Response<SetCordonedResponse>, Status> {
+        Err(rejection(ErrorReason::Unimplemented))
+    }
+
+    async fn set_replicas(
+        &self,
+        _: Request<SetReplicasRequest>,
+    ) -> Result<Response<SetReplicasResponse>, Status> {
+        Err(rejection(ErrorReason::Unimplemented))
+    }
+
+    async fn move_shard(
+        &self,
+        _: Request<MoveShardRequest>,
+    ) -> Result<Response<MoveShardResponse>, Status> {
+        Err(rejection(ErrorReason::Unimplemented))
+    }
 }
