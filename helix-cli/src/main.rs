@@ -210,6 +210,7 @@ async fn run_within(global: &GlobalArgs, command: &CliCommand) -> anyhow::Result
                     | ClusterSubcommand::AddNode { .. }
                     | ClusterSubcommand::RemoveNode { .. }
                     | ClusterSubcommand::ReplaceNode { .. }
+                    | ClusterSubcommand::MoveShard { .. }
             )
     );
     let Some(limit) = global.timeout.filter(|_| !has_own_limit) else {
