@@ -69,8 +69,8 @@ impl GroupHandler {
         Ok(ListGroupsResponse { groups, next_page_token })
     }
 
-    /// Returns at least `count` visible groups with this prefix after this name, in shards without a
-    /// replica here, as far as there are that many.
+    /// Returns at least `count` visible groups with this prefix after this name, in shards without
+    /// a replica here, as far as there are that many.
     async fn remote_groups(
         &self,
         after: &str,

@@ -211,8 +211,8 @@ fn decide(
     }
     if !CLUSTER_SIZES.contains(&handler.members.len()) {
         return wait(format!(
-            "{} nodes {:?} cannot form a cluster, only 1, 3, 5, 7 or 9 can; give --peer for each of \
-             them, or start the other nodes first and have this one added",
+            "{} nodes {:?} cannot form a cluster, only 1, 3, 5, 7 or 9 can; give --peer for each \
+             of them, or start the other nodes first and have this one added",
             handler.members.len(),
             handler.members
         ));

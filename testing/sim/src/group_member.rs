@@ -167,8 +167,8 @@ impl MemberSlot {
         let mut rng = context.rng(context.id());
         let node = |node| -> turmoil::Result<_> {
             let host = SimulationPlan::host(node);
-            // As helix-client does: a subscription to a node that lost its power unnoticed would wait
-            // without end.
+            // As helix-client does: a subscription to a node that lost its power unnoticed would
+            // wait without end.
             let endpoint = Endpoint::from_shared(format!("http://{host}:{CLIENT_PORT}"))?
                 .http2_keep_alive_interval(KEEP_ALIVE)
                 .keep_alive_timeout(KEEP_ALIVE);
