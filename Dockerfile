@@ -18,11 +18,13 @@ COPY --from=manifests /src .
 # Copied files keep their old times: without the last step cargo would treat the builds of the
 # empty sources as current.
 RUN cargo build --profile dist --locked -p helix-server -p helix-cli -p helix-bench \
+        --features helix-server/otlp,helix-cli/otlp \
     && cargo build --profile dist --locked -p helix-kafka \
     && rm -rf target/dist/.fingerprint/helix-*
 COPY . .
 # The gateway is built apart, so that the other programs have none of its features.
 RUN cargo build --profile dist --locked -p helix-server -p helix-cli -p helix-bench \
+        --features helix-server/otlp,helix-cli/otlp \
     && cargo build --profile dist --locked -p helix-kafka \
     && mkdir /programs \
     && for program in helix-server helix helix-bench helix-kafka; do \

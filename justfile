@@ -149,7 +149,7 @@ bench-compaction mib="1280":
 chaos-rolling *args:
     cargo run --release -p helix-chaos -- rolling --p99-factor-max 3 {{args}}
 
-# Grow one node to five, replace a lost disk, shrink to three, under load.
+# Grow one node to five, replace a lost disk, shrink to three, under load: `--most 9 --kill`.
 chaos-grow *args:
     cargo run --release -p helix-chaos -- grow {{args}}
 

@@ -150,6 +150,8 @@ PAGES = [
     ("groups", "groups"),
     ("group-lag", "groups/reporting"),
     ("group", "groups/billing"),
+    ("slow", "slow"),
+    ("search", "topics/orders/records?partition=1&text=1&count=5"),
     ("access", "access"),
     ("missing", "topics/none"),
 ]

@@ -13,7 +13,8 @@ out=dist/$name
 # Times in the archive are those of the commit, so that equal sources give equal archives.
 epoch=$(git log -1 --format=%ct 2>/dev/null || date +%s)
 
-cargo build --profile dist --locked --target "$target" -p helix-server -p helix-cli -p helix-bench --bins
+cargo build --profile dist --locked --target "$target" -p helix-server -p helix-cli -p helix-bench --bins \
+    --features helix-server/otlp,helix-cli/otlp
 # Apart from the others, so that their dependencies have none of its features.
 cargo build --profile dist --locked --target "$target" -p helix-kafka --bins
 rm -rf "$out"

@@ -15,6 +15,7 @@ mod quota;
 mod records;
 mod server;
 mod topic;
+mod trace;
 mod wal;
 
 use clap::{CommandFactory, Parser, Subcommand};
@@ -40,6 +41,7 @@ pub(crate) use quota::QuotaSubcommand;
 pub(crate) use records::{ConsumeArgs, OffsetsArgs, ProduceArgs, TailArgs};
 pub(crate) use server::ServerArgs;
 pub(crate) use topic::{SettingChange, TopicCreateArgs, TopicSettings, TopicSubcommand};
+pub(crate) use trace::{TraceAppendArgs, TraceSubcommand};
 pub(crate) use wal::{DroppablePart, WalSubcommand};
 
 const EXAMPLES: &str = "\
@@ -101,6 +103,9 @@ pub(crate) enum CliCommand {
     Tail(TailArgs),
     /// Show the start and end offsets of partitions
     Offsets(OffsetsArgs),
+    /// Show where the time of an append goes
+    #[command(subcommand)]
+    Trace(TraceSubcommand),
     /// Inspect, verify and repair the log of a stopped node
     #[command(subcommand)]
     Wal(WalSubcommand),
@@ -179,6 +184,7 @@ impl CliCommand {
             Self::Consume(args) => Some(&args.topic),
             Self::Tail(args) => Some(&args.topic),
             Self::Offsets(args) => Some(&args.topic),
+            Self::Trace(TraceSubcommand::Append(args)) => Some(&args.topic),
             Self::Backup(args) => args.create.topics.first().map(String::as_str),
             Self::Restore(args) => args.topics.first().map(String::as_str),
             Self::Topic(command) => match command {
@@ -236,6 +242,7 @@ impl CliCommand {
             | Self::Consume(_)
             | Self::Tail(_)
             | Self::Offsets(_)
+            | Self::Trace(_)
             | Self::Restore(_)
             | Self::Check
             | Self::Top(_)

@@ -48,10 +48,10 @@ use helix_client::PendingCalls;
 use helix_client::contexts::ClusterChoice;
 use helix_proto::units;
 
-use args::{Cli, CliCommand, ClusterSubcommand, GlobalArgs};
+use args::{Cli, CliCommand, ClusterSubcommand, GlobalArgs, TraceSubcommand};
 use commands::{
     access, cheat, check, cluster, consume, consume_group, explain, group, offsets, produce, quota,
-    server, tail, topic, version, wal,
+    server, tail, topic, trace, version, wal,
 };
 use exit::{CliError, Exit};
 use report::ErrorContext;
@@ -210,6 +210,7 @@ async fn run_within(global: &GlobalArgs, command: &CliCommand) -> anyhow::Result
                     | ClusterSubcommand::AddNode { .. }
                     | ClusterSubcommand::RemoveNode { .. }
                     | ClusterSubcommand::ReplaceNode { .. }
+                    | ClusterSubcommand::MoveShard { .. }
             )
     );
     let Some(limit) = global.timeout.filter(|_| !has_own_limit) else {
@@ -246,6 +247,7 @@ async fn run_cancellable(global: &GlobalArgs, command: &CliCommand) -> anyhow::R
         CliCommand::Consume(args) => consume::run(global, args).await,
         CliCommand::Tail(args) => tail::run(global, args).await,
         CliCommand::Offsets(args) => offsets::run(global, args).await,
+        CliCommand::Trace(TraceSubcommand::Append(args)) => trace::run_append(global, args).await,
         CliCommand::Backup(args) => backup::run(global, args).await,
         CliCommand::Restore(args) => backup::restore::run(global, args).await,
         CliCommand::Check => check::run(global).await,

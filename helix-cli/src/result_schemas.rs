@@ -5,10 +5,10 @@ use anyhow::Context;
 use serde_json::Value;
 
 use crate::backup::{create, restore, verify};
-use crate::commands::cluster::{TransferredLeader, health, members, tables};
+use crate::commands::cluster::{TransferredLeader, health, members, placement, tables};
 use crate::commands::{
     access, cert, check, config, context, debug, explain, group, offsets, produce, quota, records,
-    topic, version, wal,
+    topic, trace, version, wal,
 };
 use crate::demo::measurements::DemoMeasurements;
 use crate::dev::StartedCluster;
@@ -34,6 +34,10 @@ pub(crate) fn schema(command: &str) -> Option<Value> {
         }
         "cluster drain" | "cluster undrain" => of::<members::DrainingNode>(),
         "cluster balance" => of::<members::BalancedShards>(),
+        "cluster placement" => of::<placement::PlacementStatus>(),
+        "cluster cordon" | "cluster uncordon" => of::<placement::CordonedNode>(),
+        "cluster set-replicas" => of::<placement::WantedReplicas>(),
+        "cluster move-shard" => of::<placement::MovedReplica>(),
         "topic create" | "topic add-partitions" => of::<topic::TopicRow>(),
         "topic list" => of::<Vec<topic::TopicRow>>(),
         "topic describe" | "topic alter" => of::<topic::TopicDescription>(),
@@ -55,6 +59,7 @@ pub(crate) fn schema(command: &str) -> Option<Value> {
         "produce" => of::<produce::summary::ProduceSummary>(),
         "consume" | "tail" => of::<records::RecordRow>(),
         "offsets" => of::<Vec<offsets::OffsetRow>>(),
+        "trace append" => of::<trace::TracedAppend>(),
         "wal inspect" => of::<Vec<wal::InspectedLog>>(),
         "wal verify" => of::<wal::WalVerification>(),
         "wal repair" => of::<Vec<wal::DroppedEnd>>(),

@@ -13,9 +13,10 @@ use std::time::Duration;
 
 use helix_proto::log::v1::{
     AddNodeRequest, BalanceLeadersRequest, ErrorReason, GetHealthRequest, GetHealthResponse,
-    GetMetadataRequest, GetNodeStatusRequest, GetNodeStatusResponse, LeaderHint, MembershipChange,
-    Metadata, RemoveNodeRequest, ReplaceNodeRequest, SetDrainingRequest, TopicConfig,
-    TransferLeaderRequest, WatchMembershipChangeRequest,
+    GetMetadataRequest, GetNodeStatusRequest, GetNodeStatusResponse, GetPlacementRequest,
+    GetPlacementResponse, LeaderHint, MembershipChange, Metadata, MoveShardRequest,
+    RemoveNodeRequest, ReplaceNodeRequest, SetCordonedRequest, SetDrainingRequest,
+    SetReplicasRequest, TopicConfig, TransferLeaderRequest, WatchMembershipChangeRequest,
 };
 use tokio::time::timeout;
 use tonic::{Code, Response, Status};
@@ -208,6 +209,63 @@ impl Admin {
             })
             .await
             .map(|_| ())
+    }
+
+    /// Returns the nodes with a replica of each shard, the moves in progress, and what comes next
+    /// or is in the way.
+    ///
+    /// # Errors
+    /// `UNIMPLEMENTED` until every node of the cluster is upgraded.
+    pub async fn placement(&self) -> Result<GetPlacementResponse> {
+        let call = CallSpec::new("placement", Repeat::Read);
+        let response = self.client.call_any(call, |node| async move {
+            node.cluster().get_placement(GetPlacementRequest {}).await
+        });
+        response.await
+    }
+
+    /// Keeps new replicas away from a node, or no longer. Its replicas stay.
+    ///
+    /// # Errors
+    /// `NODE_NOT_FOUND`; `NOT_ENOUGH_NODES` if no other node may get replicas.
+    pub async fn set_cordoned(&self, node_id: u64, cordoned: bool) -> Result<()> {
+        let call = CallSpec::new("set cordoned", Repeat::Always);
+        let response = self.client.call_any(call, |node| async move {
+            node.cluster().set_cordoned(SetCordonedRequest { node_id, cordoned }).await
+        });
+        response.await.map(|_| ())
+    }
+
+    /// Sets the number of replicas of every data shard: 1, 3 or 5.
+    ///
+    /// # Errors
+    /// `INVALID_ARGUMENT` for another number.
+    pub async fn set_replicas(&self, replicas: u32) -> Result<()> {
+        let call = CallSpec::new("set replicas", Repeat::Always);
+        let response = self.client.call_any(call, |node| async move {
+            node.cluster().set_replicas(SetReplicasRequest { replicas }).await
+        });
+        response.await.map(|_| ())
+    }
+
+    /// Starts to move a replica of a data shard to a node that has none. [`Admin::placement`] has
+    /// the progress.
+    ///
+    /// # Errors
+    /// `INVALID_ARGUMENT`, `NODE_NOT_FOUND`, `MEMBERSHIP_CHANGE_REFUSED` or
+    /// `MEMBERSHIP_CHANGE_IN_PROGRESS` with what is in the way.
+    pub async fn move_shard(
+        &self,
+        shard_id: u32,
+        from_node_id: u64,
+        to_node_id: u64,
+    ) -> Result<()> {
+        let call = CallSpec::new("move shard", Repeat::UnlessApplied);
+        let response = self.client.call_any(call, |node| async move {
+            let request = MoveShardRequest { shard_id, from_node_id, to_node_id };
+            node.cluster().move_shard(request).await
+        });
+        response.await.map(|_| ())
     }
 
     /// Adds a node that was started with an empty data directory.

@@ -6,7 +6,7 @@ use helix_proto::batch;
 use helix_proto::log::v1::batch::Form;
 use helix_proto::log::v1::{
     AppendAck, AppendCondition, AppendRequest, Batch, BatchFormat, Durability, EncodedBatch,
-    ErrorReason, ProducerIdentity, Record, Watermarks,
+    ErrorReason, ProducerIdentity, Record, StageTime, Watermarks,
 };
 use tokio::time::Instant;
 use tonic::Code;
@@ -152,6 +152,25 @@ impl Client {
         self.append_as((topic.into(), partition), &batch, options, None, since).await
     }
 
+    /// Like [`Client::append`], and returns the stages of the append on the leader with their
+    /// times. Empty from nodes before version 0.2.
+    ///
+    /// # Errors
+    /// As of [`Client::append`].
+    pub async fn append_with_stages(
+        &self,
+        topic: &str,
+        partition: u32,
+        batch: impl IntoBatch,
+        options: &AppendOptions,
+    ) -> Result<(Ack, Vec<StageTime>)> {
+        let since = Instant::now();
+        let format = self.batch_format(topic, since).await?;
+        let batch = BatchCompressor::default().build(batch, format)?;
+        let place = (topic.into(), partition);
+        self.append_reporting(place, &batch, options, None, true, since).await
+    }
+
     /// Returns the versions of batches that a topic takes.
     ///
     /// Looks up an unknown topic until that succeeds: a batch of another version is refused. The
@@ -199,6 +218,20 @@ impl Client {
         identity: Option<(ProducerIdentity, u64)>,
         since: Instant,
     ) -> Result<Ack> {
+        let place = (topic, partition);
+        let (ack, _) = self.append_reporting(place, batch, options, identity, false, since).await?;
+        Ok(ack)
+    }
+
+    async fn append_reporting(
+        &self,
+        (topic, partition): (TopicRef<'_>, u32),
+        batch: &EncodedBatch,
+        options: &AppendOptions,
+        identity: Option<(ProducerIdentity, u64)>,
+        report_stages: bool,
+        since: Instant,
+    ) -> Result<(Ack, Vec<StageTime>)> {
         self.check_size(batch)?;
         if since.elapsed() >= self.config().request_timeout {
             // The batch spent its time waiting for earlier ones; fail it unsent.
@@ -221,6 +254,7 @@ impl Client {
                     first_sequence: identity.map(|(_, sequence)| sequence),
                     condition: options.condition.clone(),
                     topic_id,
+                    report_stages,
                 };
                 async move {
                     connection.produce().append(helix_transport::requests::append(request)).await
@@ -237,7 +271,8 @@ impl Client {
         let ack = response.ack.ok_or_else(|| {
             Error::client(Code::Internal, "the response has no ack").with_may_have_applied(true)
         })?;
-        Ok(Ack::new(&ack, response.watermarks, response.topic_id))
+        let ack = Ack::new(&ack, response.watermarks, response.topic_id);
+        Ok((ack, response.stages))
     }
 
     /// Rejects a batch that exceeds the message limit before it is sent.

@@ -10,7 +10,7 @@ use prost::Message;
 use crate::compression::{self, BatchCodec, DecompressError};
 use crate::kafka::{self, KAFKA_BATCH_VERSION, KafkaBatchError};
 use crate::log::v1::{Compression, EncodedBatch, Record, RecordList};
-pub use record_scan::{ScanError, Walk, scan, scan_records, walk};
+pub use record_scan::{ScanError, Walk, find_header, scan, scan_records, walk};
 
 /// Version of a batch whose payload is a serialized `RecordList`. The other one is
 /// [`KAFKA_BATCH_VERSION`].

@@ -1,13 +1,16 @@
 //! The audit log: control operations, failed logins and denials, with the tracing target `audit`.
 //! Lines of failed operations, failed logins and denials are limited, so that a client cannot flood
-//! the log.
+//! the log. The last failed logins and denials are also kept in memory.
 
+use std::collections::VecDeque;
 use std::fmt::Display;
 use std::sync::Mutex;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
+use crate::limits::{REFUSED_CALL_TEXT_BYTES, REFUSED_CALLS_MAX};
+use crate::quote::cut;
 use crate::sync;
 
 /// Tracing target of the audit log.
@@ -41,6 +44,35 @@ pub struct AuditLog {
     refusals: Mutex<Refusals>,
     /// Control operations that failed.
     failures: Mutex<Refusals>,
+    /// The last failed logins and denials that were logged, oldest first.
+    refused: Mutex<VecDeque<RefusedCall>>,
+}
+
+/// A failed login or a denial. Its texts are cut.
+#[derive(Debug, Clone)]
+pub struct RefusedCall {
+    pub at: Instant,
+    pub principal: String,
+    pub peer: String,
+    pub user_agent: String,
+    pub method: String,
+    pub resource: String,
+    pub result: String,
+}
+
+impl RefusedCall {
+    fn new(peer: &dyn Display, event: &AuditEvent<'_>) -> Self {
+        let text = |text: &str| cut(text, REFUSED_CALL_TEXT_BYTES).to_owned();
+        Self {
+            at: Instant::now(),
+            principal: text(event.principal),
+            peer: text(&peer.to_string()),
+            user_agent: text(event.user_agent),
+            method: text(event.method),
+            resource: text(event.resource),
+            result: text(event.result),
+        }
+    }
 }
 
 #[derive(Debug, Default)]
@@ -83,7 +115,17 @@ impl AuditLog {
         let suppressed = sync::lock(&self.refusals).next();
         if let Some(suppressed) = suppressed {
             write(peer, event, suppressed);
+            let mut refused = sync::lock(&self.refused);
+            if refused.len() == REFUSED_CALLS_MAX {
+                refused.pop_front();
+            }
+            refused.push_back(RefusedCall::new(peer, event));
         }
+    }
+
+    /// Returns the last failed logins and denials, the newest first.
+    pub fn refused(&self) -> Vec<RefusedCall> {
+        sync::lock(&self.refused).iter().rev().cloned().collect()
     }
 }
 
@@ -100,6 +142,28 @@ fn write(peer: &dyn Display, event: &AuditEvent<'_>, suppressed: u64) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_bounded_number_of_refused_calls_is_kept() {
+        let log = AuditLog::default();
+        let long = "x".repeat(9_000);
+        for number in 0..REFUSED_CALLS_MAX + 10 {
+            let event = AuditEvent {
+                kind: "denial",
+                principal: &number.to_string(),
+                user_agent: &long,
+                method: "m",
+                resource: "create topic orders",
+                result: "PERMISSION_DENIED",
+            };
+            log.refusal(&"127.0.0.1:1", &event);
+            tokio::time::advance(SPAN / 10).await;
+        }
+        let refused = log.refused();
+        assert_eq!(refused.len(), REFUSED_CALLS_MAX);
+        assert_eq!(refused[0].principal, (REFUSED_CALLS_MAX + 9).to_string());
+        assert_eq!(refused[0].user_agent.len(), REFUSED_CALL_TEXT_BYTES);
+    }
 
     #[tokio::test(start_paused = true)]
     async fn refusals_beyond_the_limit_are_counted() {

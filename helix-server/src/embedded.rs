@@ -105,7 +105,7 @@ impl Embedded {
             durability: WireDurability::QuorumSynced.into(),
             ..AppendRequest::default()
         };
-        let response = self.produce.append(request, None).await?;
+        let response = self.produce.append(request, None, None).await?;
         response.ack.and_then(|ack| ack.first_offset).ok_or_else(|| Error::OutcomeUnknown {
             reason: "the batch was acknowledged without its offset".to_owned(),
         })

@@ -96,5 +96,8 @@ mod quote;
 pub mod random;
 mod records;
 pub mod signals;
+pub mod slow;
+pub mod stages;
 mod stderr;
 mod sync;
+pub mod trace;

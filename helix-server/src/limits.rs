@@ -329,9 +329,18 @@ pub const NAMED_PRODUCERS_MAX: u32 = 16_384;
 /// More than five replicas cost every write and survive no likelier loss. A topic's shards must
 /// fit into one entry; a host name has at most 253 bytes. These limits decide how an entry is
 /// applied, so another value needs a new protocol version between nodes.
+///
+/// While every shard has a replica on every node, a cluster has at most [`REPLICAS_MAX`] nodes.
 pub const TOPIC_NAME_BYTES_MAX: usize = 249;
 pub const SHARDS_PER_TOPIC_MAX: usize = 4_096;
-pub const MEMBERS_MAX: usize = 5;
+pub const MEMBERS_MAX: usize = 32;
+pub const REPLICAS_MAX: usize = 5;
+
+/// Moves of replicas that run at once in the whole cluster, and one at most in a shard.
+///
+/// Each copies a replica's data, and the copies of a node share one rate. More would finish no
+/// earlier and hold back more logs. Decides how an entry is applied.
+pub const MOVES_MAX: usize = 4;
 pub const ADDRESS_BYTES_MAX: usize = helix_proto::address::ADDRESS_BYTES_MAX;
 
 /// Client text that an error repeats, and the whole text of an error, in bytes.
@@ -570,6 +579,28 @@ pub const GROUP_LEFT_OUT_MAX: usize = 10_000;
 /// Groups of a shard with metrics of their own, and their partitions together.
 pub const GROUP_SERIES_MAX: usize = 100;
 pub const GROUP_LAG_SERIES_MAX: usize = 1_000;
+
+/// Appends and reads that a node keeps of each minute, the slowest ones, and the minutes.
+pub const SLOW_CALLS_PER_MINUTE: usize = 8;
+pub const SLOW_MINUTES: u64 = 15;
+
+/// Refused calls that a node keeps, and bytes of each of their six texts.
+pub const REFUSED_CALLS_MAX: usize = 256;
+pub const REFUSED_CALL_TEXT_BYTES: usize = 256;
+
+/// Groups whose lag a coordinator samples, and the samples of each: 15 minutes.
+pub const LAG_GROUPS_MAX: usize = 2_000;
+pub const LAG_SAMPLES_MAX: usize = 60;
+pub const LAG_SAMPLE_INTERVAL: Duration = Duration::from_secs(15);
+
+/// Committed offsets that a node reads for one round of these samples.
+pub const LAG_PARTITIONS_MAX: usize = 50_000;
+
+/// Records of a batch that are searched for a trace context.
+pub const TRACED_RECORDS_MAX: usize = 64;
+
+/// Finished traces that wait for the exporter; more are dropped.
+pub const TRACES_QUEUED_MAX: usize = 2_048;
 
 /// Syncs measured at start.
 pub const SYNC_PROBES: usize = 64;

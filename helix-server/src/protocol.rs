@@ -48,6 +48,10 @@ pub const COMMIT_ORDER: u32 = 8;
 /// take.
 pub const KAFKA_BATCHES: u32 = 8;
 
+/// First version in which shards have replicas on some of the members: the placement in the
+/// cluster's state, and the requests of nodes without a replica.
+pub const PLACEMENT: u32 = 9;
+
 /// A range of protocol versions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ProtocolVersions {
@@ -57,7 +61,7 @@ pub struct ProtocolVersions {
 
 impl ProtocolVersions {
     /// The versions that this program speaks. Version 1 had no members and no peer addresses.
-    pub const OWN: Self = Self { oldest: 2, newest: 8 };
+    pub const OWN: Self = Self { oldest: 2, newest: 9 };
 
     pub fn contains(self, version: u32) -> bool {
         (self.oldest..=self.newest).contains(&version)

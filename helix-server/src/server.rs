@@ -3,6 +3,7 @@
 
 mod jwt;
 mod tls;
+mod traces;
 
 use std::fmt::{self, Display};
 use std::io;
@@ -37,6 +38,7 @@ use crate::transport::{
     UnixSocketListener,
 };
 use tls::PortsTls;
+use traces::{TraceConfig, TraceExport};
 
 /// Reason why a server did not start.
 #[derive(Debug, thiserror::Error)]
@@ -84,6 +86,7 @@ struct Ports {
     admin: Option<AdminServer>,
     files: FileBudget,
     tls: PortsTls,
+    traces: TraceConfig,
     /// Ends the watch of the certificate files and of the keys of JWTs.
     file_watches: Vec<DropGuard>,
 }
@@ -103,6 +106,7 @@ pub struct RunningServer {
     serving: JoinHandle<()>,
     is_encrypted: bool,
     is_admin_encrypted: bool,
+    traces: Option<TraceExport>,
     /// Ends the watch of the certificate files and of the keys of JWTs.
     _file_watches: Vec<DropGuard>,
 }
@@ -167,7 +171,9 @@ impl Server {
         }
         warn_of_log_memory(&config, node.shards().len() as u64);
         let endpoint = config.advertise_addr.unwrap_or_else(|| local_addr.to_string());
-        let ports = Ports { local_addr, socket, endpoint, admin, files, tls, file_watches };
+        let share = config.trace_sample.as_f64();
+        let traces = TraceConfig { endpoint: config.otlp_endpoint, share };
+        let ports = Ports { local_addr, socket, endpoint, admin, files, tls, traces, file_watches };
         Self::serve_with(node, ports, listener).await
     }
 
@@ -184,7 +190,8 @@ impl Server {
         let files = FileBudget::in_memory(file_limit::current(), 0);
         let tls = PortsTls::default();
         let (socket, admin, file_watches) = (None, None, Vec::new());
-        let ports = Ports { local_addr, socket, endpoint, admin, files, tls, file_watches };
+        let traces = TraceConfig::default();
+        let ports = Ports { local_addr, socket, endpoint, admin, files, tls, traces, file_watches };
         Self::serve_with(node, ports, listener).await
     }
 
@@ -193,7 +200,8 @@ impl Server {
         ports: Ports,
         listener: L,
     ) -> Result<RunningServer, StartError> {
-        let Ports { local_addr, socket, endpoint, admin, files, tls, file_watches } = ports;
+        let Ports { local_addr, socket, endpoint, admin, files, tls, traces, file_watches } = ports;
+        let traces = traces::start(&traces, &node);
         if let Some(report) = tls.report() {
             node.set_tls(report);
         }
@@ -233,6 +241,7 @@ impl Server {
             serving,
             is_encrypted,
             is_admin_encrypted,
+            traces,
             _file_watches: file_watches,
         })
     }
@@ -282,6 +291,9 @@ impl RunningServer {
             }
         }
         self.node.close().await;
+        if let Some(traces) = self.traces.take() {
+            traces.stop().await;
+        }
     }
 
     /// Waits until the node fails, and returns the reason.

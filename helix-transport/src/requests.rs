@@ -139,6 +139,7 @@ mod tests {
                 first_sequence: Some(0),
                 condition: Some(Default::default()),
                 topic_id: 0,
+                report_stages: true,
             };
             let sent = body(&append(request.clone()));
             assert_eq!(read::<AppendRequest>(sent), [request]);

@@ -111,6 +111,7 @@ pub use recovery::inspect::{
 pub use recovery::quarantine::QuarantinedLog;
 pub use recovery::truncate_damage::{DamagedEnd, LostStream};
 pub use shared::cleaning::{BackgroundWorker, CleanRequest, EntryFilter, FilteredEntry};
+pub use shared::group_times::{GroupStamp, GroupTimes};
 pub use shared::options::{Options, Preparation};
 pub use types::{
     CleanMark, DurableCallback, Entry, LiveEntries, LiveEntry, LogId, LogState, NextStep, Payload,

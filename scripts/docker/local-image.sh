@@ -45,7 +45,8 @@ docker image inspect "$base" >/dev/null 2>&1 \
 
 from=${1:-}
 if [ -z "$from" ]; then
-    cargo build --profile dist --locked -p helix-server -p helix-cli -p helix-bench
+    cargo build --profile dist --locked -p helix-server -p helix-cli -p helix-bench \
+        --features helix-server/otlp,helix-cli/otlp
     cargo build --profile dist --locked -p helix-kafka
     from=${CARGO_TARGET_DIR:-target}/dist
 fi

@@ -91,7 +91,8 @@ impl ProduceService for CeilingService {
         let request = helix_transport::read_unary(request, MESSAGE_BYTES_MAX).await?;
         let records = check(request.batch.as_ref())?;
         let ack = Some(self.0.ack(request.partition, records));
-        Ok(Response::new(pb::AppendResponse { ack, watermarks: Some(WATERMARKS), topic_id: 0 }))
+        let watermarks = Some(WATERMARKS);
+        Ok(Response::new(pb::AppendResponse { ack, watermarks, ..Default::default() }))
     }
 
     type AppendStreamStream = AckStream;
@@ -461,6 +462,13 @@ impl ClusterService for CeilingService {
         unimplemented_call()
     }
 
+    async fn list_slow_calls(
+        &self,
+        _: Request<pb::ListSlowCallsRequest>,
+    ) -> Result<Response<pb::ListSlowCallsResponse>, Status> {
+        unimplemented_call()
+    }
+
     async fn add_node(
         &self,
         _: Request<pb::AddNodeRequest>,
@@ -509,6 +517,34 @@ impl ClusterService for CeilingService {
         &self,
         _: Request<pb::TransferLeaderRequest>,
     ) -> Result<Response<pb::TransferLeaderResponse>, Status> {
+        unimplemented_call()
+    }
+
+    async fn get_placement(
+        &self,
+        _: Request<pb::GetPlacementRequest>,
+    ) -> Result<Response<pb::GetPlacementResponse>, Status> {
+        unimplemented_call()
+    }
+
+    async fn set_cordoned(
+        &self,
+        _: Request<pb::SetCordonedRequest>,
+    ) -> Result<Response<pb::SetCordonedResponse>, Status> {
+        unimplemented_call()
+    }
+
+    async fn set_replicas(
+        &self,
+        _: Request<pb::SetReplicasRequest>,
+    ) -> Result<Response<pb::SetReplicasResponse>, Status> {
+        unimplemented_call()
+    }
+
+    async fn move_shard(
+        &self,
+        _: Request<pb::MoveShardRequest>,
+    ) -> Result<Response<pb::MoveShardResponse>, Status> {
         unimplemented_call()
     }
 }

@@ -89,6 +89,50 @@ pub(crate) enum ClusterSubcommand {
         #[arg(value_name = "NODE")]
         node: u64,
     },
+    /// Show which nodes have a replica of each shard, and what moves
+    ///
+    /// The cluster moves replicas off nodes that leave, replaces lost ones, and keeps their numbers
+    /// on the nodes equal.
+    Placement {
+        /// Show the reason of each move, and what keeps others from starting
+        #[arg(long)]
+        explain: bool,
+    },
+    /// Keep new replicas away from a node
+    ///
+    /// Its replicas stay, but it is no preferred leader any longer.
+    Cordon {
+        /// Node id
+        #[arg(value_name = "NODE")]
+        node: u64,
+    },
+    /// Let a cordoned node get replicas again
+    Uncordon {
+        /// Node id
+        #[arg(value_name = "NODE")]
+        node: u64,
+    },
+    /// Set the number of replicas of every shard
+    SetReplicas {
+        /// Replicas: 1, 3 or 5
+        #[arg(value_name = "N", value_parser = parse_replicas)]
+        replicas: u32,
+    },
+    /// Move a replica of a shard to another node
+    MoveShard {
+        /// Shard id
+        #[arg(value_name = "SHARD")]
+        shard: u32,
+        /// Node that loses its replica
+        #[arg(long, value_name = "NODE")]
+        from: u64,
+        /// Node that gets a replica
+        #[arg(long, value_name = "NODE")]
+        to: u64,
+        /// Start the move and return at once
+        #[arg(long)]
+        no_wait: bool,
+    },
     /// Rebalance shard leaders
     ///
     /// Transfers each shard's leadership to its preferred node now.
@@ -114,6 +158,12 @@ pub(crate) struct HealthArgs {
     /// Exit as soon as the cluster is healthy
     #[arg(long, requires = "watch")]
     pub(crate) exit_when_healthy: bool,
+}
+
+/// Parses a number of replicas.
+fn parse_replicas(text: &str) -> Result<u32, String> {
+    let replicas = text.parse().ok().filter(|replicas| [1, 3, 5].contains(replicas));
+    replicas.ok_or_else(|| "must be 1, 3 or 5".to_owned())
 }
 
 /// Parses an address that other nodes dial. There is no default port.

@@ -21,7 +21,7 @@ pub(crate) struct DemoArgs {
     /// Partitions to write to
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub(crate) partitions: u32,
-    /// Nodes to start: 1, 3 or 5
+    /// Nodes to start: 1, 3, 5, 7 or 9
     #[arg(long, default_value_t = 3, value_parser = cluster_size)]
     pub(crate) nodes: u8,
     /// Parent of the temporary data directory [default: the system's]
@@ -33,7 +33,7 @@ pub(crate) struct DemoArgs {
 }
 
 /// Maximum number of nodes of a local cluster.
-pub(crate) const NODES_MAX: u8 = 5;
+pub(crate) const NODES_MAX: u8 = 9;
 
 /// Difference between the peer port and the client port of a node.
 pub(crate) const PEER_PORT_STEP: u16 = 100;
@@ -59,7 +59,7 @@ pub(crate) struct DevArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct DevStartArgs {
-    /// Nodes to start: 1, 3 or 5
+    /// Nodes to start: 1, 3, 5, 7 or 9
     #[arg(long, default_value_t = 3, value_parser = cluster_size)]
     pub(crate) nodes: u8,
     #[command(flatten)]
@@ -179,8 +179,8 @@ pub(crate) enum DevSubcommand {
 
 fn cluster_size(text: &str) -> Result<u8, String> {
     match text.parse() {
-        Ok(nodes @ (1 | 3 | NODES_MAX)) => Ok(nodes),
-        _ => Err("the number of nodes must be 1, 3 or 5".to_owned()),
+        Ok(nodes @ (1 | 3 | 5 | 7 | NODES_MAX)) => Ok(nodes),
+        _ => Err("the number of nodes must be 1, 3, 5, 7 or 9".to_owned()),
     }
 }
 

@@ -24,5 +24,6 @@ mod skipped;
 pub(crate) mod tail;
 pub(crate) mod top;
 pub(crate) mod topic;
+pub(crate) mod trace;
 pub(crate) mod version;
 pub(crate) mod wal;

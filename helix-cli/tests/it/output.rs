@@ -85,6 +85,7 @@ fn json_results_match_their_schemas() {
         (&["group", "history"], &["billing"], ""),
         (&["topic", "describe"], &["orders"], ""),
         (&["offsets"], &["orders", "@-1h"], ""),
+        (&["trace", "append"], &["orders"], ""),
         (&["cluster", "info"], &[], ""),
         (&["cluster", "health"], &[], ""),
         (&["cluster", "nodes"], &[], ""),
@@ -115,6 +116,26 @@ fn json_results_match_their_schemas() {
     }
     let status = |format| dev.control(&["status", "-o", format]).stdout;
     check_schema(&["dev", "status"], &status("json"), &status("jsonl"));
+}
+
+#[test]
+fn a_traced_append_is_a_chart_of_its_stages() {
+    let node = ServerProcess::start();
+    node.ok(&["topic", "create", "orders"]);
+    let chart = node.ok(&["trace", "append", "orders", "--key", "k", "--value", "v"]);
+    assert!(chart.starts_with("appended to orders/0 at offset 0, "), "{chart}");
+    for stage in ["queue", "quorum", "apply", "wake-up"] {
+        let line = chart.lines().find(|line| line.trim_start().starts_with(stage));
+        let line = line.unwrap_or_else(|| panic!("no stage {stage}: {chart}"));
+        assert!(line.contains(['#', '|']), "{line}");
+    }
+    let traced = json(&node.ok(&["trace", "append", "orders", "-o", "json"]));
+    assert_eq!((&traced["offset"], &traced["partition"]), (&1.into(), &0.into()));
+    assert_eq!(traced["stages"][0]["stage"], "QUEUE");
+    let records = node.ok(&["consume", "orders", "-f", "%k=%v\\n"]);
+    assert_eq!(records, "k=v\n=trace\n", "the records stay in the topic");
+    let missing = helix(&["trace", "append", "none", "--addr", node.address()], "");
+    assert_eq!(missing.code, 3, "{missing:?}");
 }
 
 #[test]

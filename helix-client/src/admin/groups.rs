@@ -62,7 +62,7 @@ impl Admin {
             all_pages(move |page_token| async move {
                 let mut client = self.client.shared.routing.node(&node.endpoint)?.group();
                 let request =
-                    ListGroupsRequest { page_size: PAGE_GROUPS, page_token, prefix: String::new() };
+                    ListGroupsRequest { page_size: PAGE_GROUPS, page_token, ..Default::default() };
                 let page = self.once("list groups", client.list_groups(request)).await?;
                 Ok((page.groups, page.next_page_token))
             })

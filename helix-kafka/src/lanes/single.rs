@@ -41,6 +41,7 @@ impl LaneTask {
             first_sequence: batch.sequence.map(|sequence| self.widen(sequence)),
             condition: None,
             topic_id: 0,
+            report_stages: false,
         };
         let request = helix_transport::requests::append(request);
         match route.connection.produce().append(request).await {

@@ -84,6 +84,32 @@ fn is_timestamp(bytes: &[u8]) -> bool {
     })
 }
 
+/// Returns the value of the first header with this name in the first `records_max` records of an
+/// uncompressed payload. Allocates nothing.
+pub fn find_header<'a>(payload: &'a [u8], name: &str, records_max: usize) -> Option<&'a [u8]> {
+    let records = walk(payload, usize::MAX).take(records_max).map_while(Result::ok);
+    records.into_iter().find_map(|record| {
+        length_delimited(&payload[record], 3).find_map(|header| {
+            let is_named = length_delimited(header, 1).last() == Some(name.as_bytes());
+            is_named.then(|| length_delimited(header, 2).last().unwrap_or_default())
+        })
+    })
+}
+
+/// Iterates over the contents of a field with a length, up to the first invalid byte.
+fn length_delimited(mut bytes: &[u8], field: u32) -> impl Iterator<Item = &[u8]> {
+    std::iter::from_fn(move || {
+        while !bytes.is_empty() {
+            let (found, wire_type) = decode_key(&mut bytes).ok()?;
+            let content = content(wire_type, &mut bytes)?;
+            if found == field && wire_type == WireType::LengthDelimited {
+                return Some(content);
+            }
+        }
+        None
+    })
+}
+
 /// Content of a field without a length.
 const NO_CONTENT: &[u8] = &[];
 
@@ -92,20 +118,26 @@ const NO_CONTENT: &[u8] = &[];
 fn all_fields(mut bytes: &[u8], is_valid: impl Fn(u32, WireType, &[u8]) -> bool) -> bool {
     while !bytes.is_empty() {
         let Ok((field, wire_type)) = decode_key(&mut bytes) else { return false };
-        let content = match wire_type {
-            WireType::Varint => decode_varint(&mut bytes).ok().map(|_| NO_CONTENT),
-            WireType::LengthDelimited => {
-                decode_varint(&mut bytes).ok().and_then(|length| take(&mut bytes, length))
-            }
-            WireType::SixtyFourBit => take(&mut bytes, 8).map(|_| NO_CONTENT),
-            WireType::ThirtyTwoBit => take(&mut bytes, 4).map(|_| NO_CONTENT),
-            WireType::StartGroup | WireType::EndGroup => None,
-        };
-        if !content.is_some_and(|content| is_valid(field, wire_type, content)) {
+        if !content(wire_type, &mut bytes)
+            .is_some_and(|content| is_valid(field, wire_type, content))
+        {
             return false;
         }
     }
     true
+}
+
+/// Removes the content of a field from the front; `None` if it is invalid.
+fn content<'a>(wire_type: WireType, bytes: &mut &'a [u8]) -> Option<&'a [u8]> {
+    match wire_type {
+        WireType::Varint => decode_varint(bytes).ok().map(|_| NO_CONTENT),
+        WireType::LengthDelimited => {
+            decode_varint(bytes).ok().and_then(|length| take(bytes, length))
+        }
+        WireType::SixtyFourBit => take(bytes, 8).map(|_| NO_CONTENT),
+        WireType::ThirtyTwoBit => take(bytes, 4).map(|_| NO_CONTENT),
+        WireType::StartGroup | WireType::EndGroup => None,
+    }
 }
 
 /// Removes this many bytes from the front; `None` if there are fewer.

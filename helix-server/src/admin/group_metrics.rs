@@ -35,8 +35,9 @@ impl ListedGroup {
     }
 }
 
-/// Writes the metrics of a shard's groups.
-pub(super) fn groups(page: &mut MetricsPage, node: &Node, shard: &Shard) {
+/// Writes the metrics of a shard's groups. Asks the leaders of shards without a replica here for
+/// the ends of their partitions, up to a second.
+pub(super) async fn groups(page: &mut MetricsPage, node: &Node, shard: &Shard) {
     let id = &*shard.id().to_string();
     let (groups, members) = shard.read_groups(|groups| {
         let members: usize = groups.iter().map(|(_, group)| group.members().len()).sum();
@@ -48,6 +49,9 @@ pub(super) fn groups(page: &mut MetricsPage, node: &Node, shard: &Shard) {
         return;
     }
     let listed = shard.read_groups(listed);
+    let keys = listed.iter().flat_map(|group| group.offsets.iter().map(|(key, _)| *key));
+    let keys: Vec<PartitionKey> = keys.collect();
+    node.learn_watermarks(keys).await;
     page.put(MetricName::UnlistedGroups, &[id], groups.saturating_sub(listed.len()) as u64);
     for ListedGroup { name, members, changed_us, offsets, unsubscribed } in listed {
         page.put(MetricName::GroupMemberCount, &[&name], members as u64);

@@ -29,13 +29,17 @@ pub(super) async fn page(
     page.put(MetricName::DroppedLogLines, &[], stderr::dropped_lines());
     let Some(ServedNode { node, load }) = served else { return page };
     node.metrics().write(&mut page);
+    let traces = node.tracer().map(|tracer| tracer.counts());
+    let traces = traces.map_or((0, 0), |it| (it.exported.get(), it.dropped.get()));
+    page.put(MetricName::TracesExported, &[], traces.0);
+    page.put(MetricName::TracesDropped, &[], traces.1);
     let mut disk = Disk::default();
     own_shard(&mut page, node, &mut disk);
     for shard in node.shards() {
         // Lets other tasks run: a shard with thousands of partitions takes a while.
         tokio::task::yield_now().await;
         data_shard(&mut page, &shard, &mut disk).await;
-        group_metrics::groups(&mut page, node, &shard);
+        group_metrics::groups(&mut page, node, &shard).await;
     }
     for (shard, _) in node.damaged_shards() {
         page.put(MetricName::ShardWithheld, &[&shard.to_string()], 1);

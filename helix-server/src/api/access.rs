@@ -6,10 +6,10 @@ use helix_proto::log::v1::access_service_server::AccessService;
 use helix_proto::log::v1::{
     self as wire, AllowAccessRequest, AllowAccessResponse, CallerSource, CreateTokenRequest,
     CreateTokenResponse, ListAccessRequest, ListAccessResponse, ListQuotasRequest,
-    ListQuotasResponse, ListTokensRequest, ListTokensResponse, PrincipalAccess,
-    RemoveAccessRequest, RemoveAccessResponse, RevokeTokenRequest, RevokeTokenResponse,
-    SetQuotaRequest, SetQuotaResponse, TestAccessRequest, TestAccessResponse, TokenInfo,
-    WhoAmIRequest, WhoAmIResponse,
+    ListQuotasResponse, ListRefusedCallsRequest, ListRefusedCallsResponse, ListTokensRequest,
+    ListTokensResponse, PrincipalAccess, RemoveAccessRequest, RemoveAccessResponse,
+    RevokeTokenRequest, RevokeTokenResponse, SetQuotaRequest, SetQuotaResponse, TestAccessRequest,
+    TestAccessResponse, TokenInfo, WhoAmIRequest, WhoAmIResponse,
 };
 use tonic::{Request, Response, Status};
 
@@ -19,6 +19,7 @@ use super::access_rules::{
 use super::authorize::{authorize_change, authorize_request};
 use super::page::{cut_page, page_size};
 use super::{call_memory, recheck, reserve_response, time};
+use crate::audit::RefusedCall;
 use crate::clock::Clock;
 use crate::error::{Error, Result};
 use crate::limits::{
@@ -226,6 +227,26 @@ fn expiry(token: &TokenRecord) -> Option<prost_types::Timestamp> {
     (token.expires_at_us > 0).then(|| time::to_timestamp(token.expires_at_us))
 }
 
+/// Returns the calls that this node has refused last.
+fn refused_calls(node: &Node) -> ListRefusedCallsResponse {
+    let now_us = node.clock().now_us();
+    let call = |refused: RefusedCall| {
+        let ago = u64::try_from(refused.at.elapsed().as_micros()).unwrap_or(u64::MAX);
+        let RefusedCall { principal, peer, user_agent, method, resource, result, .. } = refused;
+        wire::RefusedCall {
+            time: Some(time::to_timestamp(now_us.saturating_sub(ago))),
+            principal,
+            peer,
+            user_agent,
+            method,
+            right: resource,
+            reason: result,
+        }
+    };
+    let calls = node.audit().refused().into_iter().map(call).collect();
+    ListRefusedCallsResponse { calls, node_id: node.cluster().node_id() }
+}
+
 fn token_info(token: &TokenRecord) -> TokenInfo {
     TokenInfo {
         token_id: shown_id(token.id),
@@ -326,5 +347,15 @@ impl AccessService for AccessHandler {
         let (call, request) = (call.as_deref(), request.get_ref());
         let list = || self.list_quotas(request, call);
         Ok(Response::new(recheck::read(&self.node, call, request, list).await?))
+    }
+
+    async fn list_refused_calls(
+        &self,
+        request: Request<ListRefusedCallsRequest>,
+    ) -> Result<Response<ListRefusedCallsResponse>, Status> {
+        let call = call_memory(&request);
+        let list = || async { Ok::<_, Error>(refused_calls(&self.node)) };
+        let listed = recheck::read(&self.node, call.as_deref(), request.get_ref(), list);
+        Ok(Response::new(listed.await?))
     }
 }

@@ -26,6 +26,7 @@ use tonic::codegen::BoxStream;
 use super::authorize::authorize;
 use super::batch_signer::BatchSigner;
 use super::batch_size::BatchSize;
+use super::batch_watch::{BatchWatch, count_ack};
 use super::compressed::AdmittedBatch;
 use super::decompressors::Decompressors;
 use super::settings::durability_to_reach;
@@ -35,6 +36,7 @@ use crate::limits::{COMMIT_WAIT_MAX, STREAM_BATCHES_IN_FLIGHT_MAX, STREAM_BYTES_
 use crate::log::{DEDUP_WINDOW_BATCHES, FencingToken, ProducerStamp, Refusal};
 use crate::node::{LocatedPartition, Node};
 use crate::shard::{Durability, NewBatch, PendingAck, Shard};
+use crate::trace::TraceContext;
 use crate::transport::CallMemory;
 
 // The dedup window recognizes every batch that a broken stream may send again.
@@ -46,10 +48,11 @@ const _: () = assert!(DEDUP_WINDOW_BATCHES >= STREAM_BATCHES_IN_FLIGHT_MAX);
 pub(super) fn responses(
     node: Arc<Node>,
     call: Option<Arc<CallMemory>>,
+    context: Option<Box<TraceContext>>,
     decompressors: Arc<Decompressors>,
     requests: MessageStream<AppendStreamRequest>,
 ) -> BoxStream<AppendStreamResponse> {
-    let opening = Box::new(Opening { node, call, decompressors, requests });
+    let opening = Box::new(Opening { node, call, context, decompressors, requests });
     Box::pin(stream::try_unfold(Stage::Opening(opening), Stage::next))
 }
 
@@ -61,6 +64,7 @@ enum Stage {
 struct Opening {
     node: Arc<Node>,
     call: Option<Arc<CallMemory>>,
+    context: Option<Box<TraceContext>>,
     decompressors: Arc<Decompressors>,
     requests: MessageStream<AppendStreamRequest>,
 }
@@ -88,6 +92,8 @@ struct AppendSession {
     node: Arc<Node>,
     /// Holds the permit of the current message; `None` without admission.
     call: Option<Arc<CallMemory>>,
+    /// Trace context of the call, for the first batch.
+    context: Option<Box<TraceContext>>,
     decompressors: Arc<Decompressors>,
     /// The partition, with the settings of its topic as last read.
     located: LocatedPartition,
@@ -123,6 +129,7 @@ struct AppendSession {
 struct InFlight {
     pending: PendingAck,
     size: BatchSize,
+    watch: Option<Box<BatchWatch>>,
     deadline: Instant,
 }
 
@@ -152,6 +159,7 @@ enum Intake {
     Proposing {
         proposal: Pin<Box<dyn Future<Output = Result<PendingAck>> + Send>>,
         size: BatchSize,
+        watch: Option<Box<BatchWatch>>,
     },
     /// Nothing more is read. The session ends with this result after the acks of all batches in
     /// flight.
@@ -160,7 +168,7 @@ enum Intake {
 
 impl AppendSession {
     async fn open(opening: Opening) -> Result<(Self, AppendStreamOpened), Status> {
-        let Opening { node, call, decompressors, mut requests } = opening;
+        let Opening { node, call, context, decompressors, mut requests } = opening;
         let draining = node.shutdown_token().clone();
         let first = tokio::select! {
             first = requests.message() => first?,
@@ -205,6 +213,7 @@ impl AppendSession {
         let session = Self {
             node,
             call,
+            context,
             decompressors,
             located,
             versions,
@@ -291,18 +300,25 @@ impl AppendSession {
                 }
                 self.intake = self.begin(batch);
             }
-            Intake::Proposing { mut proposal, size } => match proposal.as_mut().poll(context) {
-                Poll::Ready(Ok(pending)) => {
-                    let deadline = Instant::now() + COMMIT_WAIT_MAX;
-                    self.in_flight.push_back(InFlight { pending, size, deadline });
-                    self.bytes_in_flight += size.bytes;
+            Intake::Proposing { mut proposal, size, mut watch } => {
+                match proposal.as_mut().poll(context) {
+                    Poll::Ready(Ok(pending)) => {
+                        let deadline = Instant::now() + COMMIT_WAIT_MAX;
+                        self.in_flight.push_back(InFlight { pending, size, watch, deadline });
+                        self.bytes_in_flight += size.bytes;
+                    }
+                    Poll::Ready(Err(error)) => {
+                        if let Some(watch) = &mut watch {
+                            watch.failed(&size, &self.located, &error);
+                        }
+                        self.intake = self.close(error);
+                    }
+                    Poll::Pending => {
+                        self.intake = Intake::Proposing { proposal, size, watch };
+                        return Poll::Pending;
+                    }
                 }
-                Poll::Ready(Err(error)) => self.intake = self.close(error),
-                Poll::Pending => {
-                    self.intake = Intake::Proposing { proposal, size };
-                    return Poll::Pending;
-                }
-            },
+            }
             closed @ Intake::Closed(_) => {
                 self.intake = closed;
                 return Poll::Pending;
@@ -344,7 +360,7 @@ impl AppendSession {
         }
     }
 
-    fn accepted(&self, batch: NewBatch, follows: bool) -> Intake {
+    fn accepted(&mut self, batch: NewBatch, follows: bool) -> Intake {
         if follows { self.begin(batch) } else { Intake::OutOfSequence(batch) }
     }
 
@@ -357,12 +373,14 @@ impl AppendSession {
         Intake::Closed(Err(error.into()))
     }
 
-    fn begin(&self, batch: NewBatch) -> Intake {
+    fn begin(&mut self, mut batch: NewBatch) -> Intake {
         let size = BatchSize::of(&batch, Instant::now());
+        let context = self.context.take();
+        let watch = BatchWatch::begin(&self.node, context, false, size.since, &mut batch);
         let shard = self.located.shard.clone();
         let (call, draining) = (self.call.clone(), self.draining.clone());
         let proposal = propose(shard, call, batch, self.durability, draining);
-        Intake::Proposing { proposal: Box::pin(proposal), size }
+        Intake::Proposing { proposal: Box::pin(proposal), size, watch }
     }
 
     /// Reads the topic's settings again if they may have changed.
@@ -421,16 +439,24 @@ impl AppendSession {
         let mut watermarks: Option<Watermarks> = None;
         while let Some(oldest) = self.in_flight.front_mut() {
             let Poll::Ready(outcome) = Pin::new(&mut oldest.pending).poll(context) else { break };
-            let size = oldest.size;
+            let (size, watch) = (oldest.size, oldest.watch.take());
             self.bytes_in_flight -= size.bytes;
             self.in_flight.pop_front();
             match outcome {
                 Ok(ack) => {
-                    size.count_ack(self.node.metrics(), ack.duplicate);
+                    count_ack(&self.node, &self.located, &size, &ack);
+                    if let Some(watch) = watch {
+                        watch.acked(&size, &self.located, &ack);
+                    }
                     acks.push(wire_ack(&ack));
                     watermarks = ack.offsets.map(|_| wire_watermarks(ack.watermarks));
                 }
-                Err(error) => self.fail(error),
+                Err(error) => {
+                    if let Some(mut watch) = watch {
+                        watch.failed(&size, &self.located, &error);
+                    }
+                    self.fail(error);
+                }
             }
         }
         (!acks.is_empty()).then_some(AppendAcks { acks, watermarks })

@@ -220,6 +220,10 @@ methods! {
             "describe on the cluster"
             => |_, check|
             check.one(Operation::Describe, Resource::Cluster);
+        ListSlowCalls(ListSlowCallsRequest) Data
+            "describe on the cluster; returns names of topics with describe"
+            => |_, check|
+            check.one(Operation::Describe, Resource::Cluster);
         AddNode(AddNodeRequest) Control
             "alter on the cluster"
             => |_, check|
@@ -245,6 +249,22 @@ methods! {
             => |_, check|
             check.one(Operation::Alter, Resource::Cluster);
         TransferLeader(TransferLeaderRequest) Control
+            "alter on the cluster"
+            => |_, check|
+            check.one(Operation::Alter, Resource::Cluster);
+        GetPlacement(GetPlacementRequest) Data
+            "describe on the cluster"
+            => |_, check|
+            check.one(Operation::Describe, Resource::Cluster);
+        SetCordoned(SetCordonedRequest) Control
+            "alter on the cluster"
+            => |_, check|
+            check.one(Operation::Alter, Resource::Cluster);
+        SetReplicas(SetReplicasRequest) Control
+            "alter on the cluster"
+            => |_, check|
+            check.one(Operation::Alter, Resource::Cluster);
+        MoveShard(MoveShardRequest) Control
             "alter on the cluster"
             => |_, check|
             check.one(Operation::Alter, Resource::Cluster);
@@ -286,6 +306,10 @@ methods! {
             => |_, check|
             check.one(Operation::Admin, Resource::Cluster);
         ListQuotas(ListQuotasRequest) Data
+            "admin on the cluster"
+            => |_, check|
+            check.one(Operation::Admin, Resource::Cluster);
+        ListRefusedCalls(ListRefusedCallsRequest) Data
             "admin on the cluster"
             => |_, check|
             check.one(Operation::Admin, Resource::Cluster);
@@ -476,6 +500,10 @@ impl Visibility {
 
     fn sees(&self, resource: Resource<'_>) -> bool {
         self.0.as_ref().is_none_or(|rules| rules.allows(Operation::Describe, resource))
+    }
+
+    pub(super) fn sees_every_topic(&self) -> bool {
+        self.clone().hiding_topics().is_none()
     }
 
     /// Returns the rules that hide topics; `None` if every topic is visible.

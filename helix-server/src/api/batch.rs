@@ -74,6 +74,7 @@ pub(super) fn new_batch(
         crc: encoded.crc32,
         producer: None,
         condition: Condition::default(),
+        stamps: None,
     }
 }
 

@@ -1,5 +1,7 @@
 //! Counts of a batch, kept until its acknowledgement.
 
+use std::time::Duration;
+
 use helix_proto::compression::BatchCodec;
 use helix_proto::kafka::{KAFKA_BATCH_VERSION, KafkaBatch};
 use tokio::time::Instant;
@@ -10,11 +12,11 @@ use crate::shard::NewBatch;
 /// Counts of a batch, and its arrival time.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct BatchSize {
-    records: u32,
+    pub(super) records: u32,
     pub(super) bytes: usize,
     /// Codec and decompressed size, if the batch is compressed.
     compressed: Option<(BatchCodec, u32)>,
-    since: Instant,
+    pub(super) since: Instant,
 }
 
 impl BatchSize {
@@ -35,11 +37,13 @@ impl BatchSize {
         }
     }
 
-    /// Counts the batch as acknowledged.
-    pub(super) fn count_ack(&self, metrics: &Metrics, is_duplicate: bool) {
-        metrics.on_ack(self.records, self.bytes, is_duplicate, self.since.elapsed());
+    /// Counts the batch as acknowledged. Returns the time since its arrival.
+    pub(super) fn count_ack(&self, metrics: &Metrics, is_duplicate: bool) -> Duration {
+        let took = self.since.elapsed();
+        metrics.on_ack(self.records, self.bytes, is_duplicate, took);
         if let Some((codec, uncompressed_bytes)) = self.compressed.filter(|_| !is_duplicate) {
             metrics.on_compressed(codec.name(), self.bytes as u64, uncompressed_bytes.into());
         }
+        took
     }
 }

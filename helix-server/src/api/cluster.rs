@@ -8,11 +8,13 @@ use helix_proto::log::v1::cluster_service_server::ClusterService;
 use helix_proto::log::v1::{
     AddNodeRequest, AddNodeResponse, BalanceLeadersRequest, BalanceLeadersResponse,
     GetHealthRequest, GetHealthResponse, GetMetadataRequest, GetMetadataResponse,
-    GetNodeStatusRequest, GetNodeStatusResponse, HealthIssue, HealthReason, RemoveNodeRequest,
-    RemoveNodeResponse, ReplaceNodeRequest, ReplaceNodeResponse, SetDrainingRequest,
-    SetDrainingResponse, TransferLeaderRequest, TransferLeaderResponse,
-    WatchMembershipChangeRequest, WatchMembershipChangeResponse, WatchMetadataRequest,
-    WatchMetadataResponse,
+    GetNodeStatusRequest, GetNodeStatusResponse, GetPlacementRequest, GetPlacementResponse,
+    HealthIssue, HealthReason, ListSlowCallsRequest, ListSlowCallsResponse, MoveShardRequest,
+    MoveShardResponse, RemoveNodeRequest, RemoveNodeResponse, ReplaceNodeRequest,
+    ReplaceNodeResponse, SetCordonedRequest, SetCordonedResponse, SetDrainingRequest,
+    SetDrainingResponse, SetReplicasRequest, SetReplicasResponse, TransferLeaderRequest,
+    TransferLeaderResponse, WatchMembershipChangeRequest, WatchMembershipChangeResponse,
+    WatchMetadataRequest, WatchMetadataResponse,
 };
 use tokio::time::Instant;
 use tonic::codegen::BoxStream;
@@ -20,7 +22,9 @@ use tonic::{Request, Response, Status};
 
 use super::authorize::{authorize_change, authorize_request};
 use super::metadata::MetadataSource;
-use super::{call_memory, member_changes, recheck, time, wire_leader, wire_shard_id};
+use super::{
+    call_memory, member_changes, placement, recheck, slow_calls, time, wire_leader, wire_shard_id,
+};
 use crate::clock::{CLOCK_CONFIRMATION, Clock, ClockOffset};
 use crate::cluster::Cluster;
 use crate::error::{Error, Result};
@@ -190,6 +194,16 @@ impl ClusterService for ClusterHandler {
         Ok(Response::new(status.await?))
     }
 
+    async fn list_slow_calls(
+        &self,
+        request: Request<ListSlowCallsRequest>,
+    ) -> Result<Response<ListSlowCallsResponse>, Status> {
+        let call = call_memory(&request);
+        let call = call.as_deref();
+        let list = || async { slow_calls::list(&self.node, call) };
+        Ok(Response::new(recheck::read(&self.node, call, request.get_ref(), list).await?))
+    }
+
     async fn add_node(
         &self,
         request: Request<AddNodeRequest>,
@@ -262,14 +276,58 @@ impl ClusterService for ClusterHandler {
             self.node.cluster().transfer_checked(0, target).await?;
             self.node.cluster().leader_hint()
         } else {
-            let shard = self.node.shard(shard_id.into()).ok_or_else(|| Error::InvalidArgument {
-                field: "shard_id",
-                what: format!("there is no shard {shard_id} on this node"),
+            let elsewhere = self.node.cluster().is_elsewhere(shard_id.into());
+            let shard = self.node.shard(shard_id.into()).ok_or_else(|| match elsewhere {
+                true => self.node.cluster().elsewhere(shard_id.into()),
+                false => Error::InvalidArgument {
+                    field: "shard_id",
+                    what: format!("there is no shard {shard_id} on this node"),
+                },
             })?;
             self.node.cluster().transfer_checked(shard.id(), target).await?;
             shard.leader_hint()
         };
         Ok(Response::new(TransferLeaderResponse { leader: leader.map(wire_leader) }))
+    }
+
+    async fn get_placement(
+        &self,
+        request: Request<GetPlacementRequest>,
+    ) -> Result<Response<GetPlacementResponse>, Status> {
+        authorize_request(&self.node, &request)?;
+        Ok(Response::new(placement::get(&self.node).await?))
+    }
+
+    async fn set_cordoned(
+        &self,
+        request: Request<SetCordonedRequest>,
+    ) -> Result<Response<SetCordonedResponse>, Status> {
+        authorize_change(&self.node, &request).await?;
+        self.node.check_member()?;
+        let SetCordonedRequest { node_id, cordoned } = request.into_inner();
+        self.node.cluster().set_cordoned(node_id, cordoned).await?;
+        Ok(Response::new(SetCordonedResponse {}))
+    }
+
+    async fn set_replicas(
+        &self,
+        request: Request<SetReplicasRequest>,
+    ) -> Result<Response<SetReplicasResponse>, Status> {
+        authorize_change(&self.node, &request).await?;
+        self.node.check_member()?;
+        self.node.cluster().set_replicas(request.into_inner().replicas).await?;
+        Ok(Response::new(SetReplicasResponse {}))
+    }
+
+    async fn move_shard(
+        &self,
+        request: Request<MoveShardRequest>,
+    ) -> Result<Response<MoveShardResponse>, Status> {
+        authorize_change(&self.node, &request).await?;
+        self.node.check_member()?;
+        let MoveShardRequest { shard_id, from_node_id, to_node_id } = request.into_inner();
+        self.node.cluster().move_shard(shard_id.into(), from_node_id, to_node_id).await?;
+        Ok(Response::new(MoveShardResponse {}))
     }
 }
 

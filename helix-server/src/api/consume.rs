@@ -23,6 +23,7 @@ use super::decompressors::Decompressors;
 use super::positions::ReadPosition;
 use super::read_form::{ReadForm, ReadSources};
 use super::reader::{self, FoundRecords, PartitionReadOptions, PartitionReader, ReadBudget};
+use super::slow_calls::{ReadTimes, slow_read};
 use super::status::status_at;
 use super::subscribe::SubscriptionStream;
 use super::{call_memory, recheck, reserve_response, time, wire_watermarks};
@@ -34,6 +35,7 @@ use crate::limits::{
 use crate::log::Watermarks;
 use crate::node::{AuthMode, LocatedPartition, Node, QuotaKind, QuotaMeter};
 use crate::shard::{ReadFrom, Watcher};
+use crate::slow::SlowKind;
 use crate::transport::{CallMemory, ClientLoad, LoadPermit};
 
 pub(crate) struct ConsumeHandler {
@@ -58,7 +60,8 @@ impl ConsumeHandler {
     ) -> Result<FetchResponse, Status> {
         let wait = request.max_wait.unwrap_or_default();
         let wait = time::from_duration("max_wait", wait)?.min(FETCH_WAIT_MAX);
-        let deadline = Instant::now() + wait;
+        let started = Instant::now();
+        let deadline = started + wait;
         // Boxed: opening takes more memory than the wait after it.
         let meter = call.as_deref().and_then(CallMemory::quota_meter);
         let opened = Fetch::open(&self.node, &self.sources, request, meter);
@@ -69,7 +72,9 @@ impl ConsumeHandler {
         }
         let since = Instant::now();
         fetch.read_all().await?;
-        self.node.metrics().on_fetch(since.elapsed());
+        let took = since.elapsed();
+        self.node.metrics().on_fetch(took);
+        fetch.note_slow(started, since, since + took);
         let (node, call) = (&self.node, call.as_deref());
         if !fetch.is_satisfied() && !wait.is_zero() {
             let topics = fetch.topics();
@@ -272,6 +277,18 @@ impl<'a> Fetch<'a> {
             }
         }
         topics
+    }
+
+    /// Keeps the fetch if it is among the slowest reads.
+    fn note_slow(&self, started: Instant, opened: Instant, ended: Instant) {
+        let slow = self.node.slow_calls();
+        if slow.is_slow(SlowKind::Read, ended, ended.duration_since(started))
+            && let Some((reader, _)) = self.readers.first()
+        {
+            let records = self.readers.iter().map(|(_, found)| found.record_count()).sum();
+            let times = ReadTimes { started, opened, ended };
+            slow.keep(ended, slow_read(self.node, reader, times, records, self.bytes));
+        }
     }
 
     fn is_satisfied(&self) -> bool {

@@ -18,6 +18,7 @@ use tonic::{Request, Response, Status};
 
 use super::authorize::{Visibility, authorize_change, authorize_request, authorize_subscription};
 use super::group_gateway::check_no_gateway;
+use super::lag_history::LagHistory;
 use super::recheck::{self, HeldRights};
 use super::status::status_at;
 use super::{call_memory, group_describe, group_offsets, time};
@@ -41,11 +42,12 @@ use crate::transport::CallMemory;
 
 pub(crate) struct GroupHandler {
     pub(super) node: Arc<Node>,
+    lags: Arc<LagHistory>,
 }
 
 impl GroupHandler {
     pub(crate) fn new(node: &Arc<Node>) -> Self {
-        Self { node: node.clone() }
+        Self { node: node.clone(), lags: LagHistory::start(node) }
     }
 
     async fn heartbeat(
@@ -513,7 +515,7 @@ impl GroupService for GroupHandler {
     ) -> Result<Response<ListGroupsResponse>, Status> {
         authorize_request(&self.node, &request)?;
         let visible = Visibility::of(&self.node, call_memory(&request).as_deref())?;
-        Ok(Response::new(self.list(request.into_inner(), &visible)?))
+        Ok(Response::new(self.list(request.into_inner(), &visible).await?))
     }
 
     async fn describe_group(
@@ -525,7 +527,10 @@ impl GroupService for GroupHandler {
         let request = request.into_inner();
         let describe = || async {
             let visible = Visibility::of(&self.node, call)?;
-            group_describe::describe(&self.node, request.clone(), &visible, call).await
+            let lags = (request.include_history && visible.sees_every_topic())
+                .then(|| self.lags.of(&request.group));
+            let described = group_describe::describe(&self.node, request.clone(), &visible, call);
+            Ok::<_, Error>(DescribeGroupResponse { lag_history: lags, ..described.await? })
         };
         Ok(Response::new(recheck::read(&self.node, call, &request, describe).await?))
     }

@@ -14,7 +14,7 @@ use super::authorize::Visibility;
 use super::delivery_reason::{DeliveryOwner, DeliveryReason, DeliveryState, Unassigned};
 use super::group::{wire_duration, wire_partitions};
 use super::group_gateway::wire_state;
-use super::group_lag::{LagView, readable_records, uncommitted_lag};
+use super::group_lag::{LagView, learn_ends, readable_records, uncommitted_lag};
 use super::group_offsets::read_group;
 use super::group_pages::{GroupPageRequest, GroupRowKey};
 use super::{time, wire_shard_id};
@@ -81,6 +81,7 @@ pub(super) async fn describe(
     let rows = members.chain(keys.into_iter().map(GroupRowKey::Partition));
     let page = page.cut(rows, |row| description.row_bytes(row));
     page.reserve(call).await?;
+    learn_ends(node, &group, |name| visible.sees_topic(name)).await;
     let shown = page.rows.iter().filter_map(GroupRowKey::partition);
     let lags = LagView::new(node, &group, shown).await;
     let (mut members, mut partitions) = (Vec::new(), Vec::new());
@@ -101,7 +102,8 @@ pub(super) async fn describe(
         partitions,
         group: request.group.clone(),
         next_page_token: page.next_page_token,
-        uncommitted_lag: uncommitted_lag(node, &group, visible),
+        uncommitted_lag: uncommitted_lag(node, &group, |name| visible.sees_topic(name)),
+        lag_history: None,
     })
 }
 
@@ -365,6 +367,7 @@ impl Description<'_> {
             shard.is_leader() && shard.watermarks(*partition).is_ok_and(is_empty)
         });
         let shard = located.as_ref().map(|(_, shard, _)| &**shard);
+        let remote = self.node.remote_state(key);
         let state = DeliveryState {
             is_topic_deleted: self.node.topic_of(key.topic_id).is_none(),
             owner: match owner {
@@ -372,8 +375,9 @@ impl Description<'_> {
                 None => Err(self.unassigned(key, target)),
             },
             target,
-            has_leader: shard.is_some_and(|shard| shard.leader_hint().is_some()),
-            is_empty,
+            has_leader: shard.is_some_and(|shard| shard.leader_hint().is_some())
+                || remote.is_some_and(|(has_leader, _)| has_leader),
+            is_empty: is_empty || remote.is_some_and(|(_, is_empty)| is_empty),
             earlier_topic: match offset {
                 Some(_) => None,
                 None => self.topics.get(&key.topic_id).and_then(|topic| topic.earlier),

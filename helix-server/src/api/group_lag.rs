@@ -8,7 +8,6 @@ use futures_util::future::join_all;
 use helix_proto::log::v1::{CommitStatus, CommittedOffset, OffsetAndLag, TopicPartition};
 use tokio::time::timeout;
 
-use super::authorize::Visibility;
 use super::time;
 use crate::log::{CommittedRow, ConsumerGroup, OffsetLag, PartitionKey, Watermarks};
 use crate::node::Node;
@@ -24,21 +23,42 @@ pub(super) fn readable_records(node: &Node, key: PartitionKey) -> Option<u64> {
 }
 
 /// Returns the readable records of partitions in which a group has not committed, in the topics
-/// that are assigned to it or in which it has offsets.
-pub(super) fn uncommitted_lag(node: &Node, group: &ConsumerGroup, visible: &Visibility) -> u64 {
-    let assigned = group.assigned_topics().iter().map(|(topic_id, _)| *topic_id);
-    let topics: BTreeSet<u64> =
-        assigned.chain(group.offsets().map(|(key, _)| key.topic_id)).collect();
-    let topics = topics.into_iter().filter_map(|topic_id| node.topic_of(topic_id));
-    let is_read = |name: &str| visible.sees_topic(name) && !group.has_left(name);
-    let keys = topics.filter(|topic| is_read(&topic.name)).flat_map(|topic| {
-        let topic_id = topic.id;
-        (0..topic.partition_count).map(move |number| PartitionKey { topic_id, number })
-    });
+/// that are assigned to it or in which it has offsets, as far as their names count.
+pub(super) fn uncommitted_lag(
+    node: &Node,
+    group: &ConsumerGroup,
+    counts: impl Fn(&str) -> bool,
+) -> u64 {
+    let keys = read_partitions(node, group, counts);
     let is_uncommitted =
         |key: &PartitionKey| group.offset(*key).and_then(CommittedRow::offset).is_none();
     let readable = keys.filter(is_uncommitted).filter_map(|key| readable_records(node, key));
     readable.fold(0, u64::saturating_add)
+}
+
+/// Asks for the ends of a group's partitions in shards without a replica here.
+pub(super) async fn learn_ends(node: &Node, group: &ConsumerGroup, counts: impl Fn(&str) -> bool) {
+    let read = read_partitions(node, group, counts);
+    node.learn_watermarks(read.chain(group.offsets().map(|(key, _)| key))).await;
+}
+
+/// Returns the partitions of the topics that are assigned to a group or in which it has offsets, as
+/// far as their names count.
+fn read_partitions(
+    node: &Node,
+    group: &ConsumerGroup,
+    counts: impl Fn(&str) -> bool,
+) -> impl Iterator<Item = PartitionKey> {
+    let assigned = group.assigned_topics().iter().map(|(topic_id, _)| *topic_id);
+    let topics: BTreeSet<u64> =
+        assigned.chain(group.offsets().map(|(key, _)| key.topic_id)).collect();
+    let topics = topics.into_iter().filter_map(|topic_id| node.topic_of(topic_id));
+    let is_read = |name: &str| counts(name) && !group.has_left(name);
+    let topics: Vec<_> = topics.filter(|topic| is_read(&topic.name)).collect();
+    topics.into_iter().flat_map(|topic| {
+        let topic_id = topic.id;
+        (0..topic.partition_count).map(move |number| PartitionKey { topic_id, number })
+    })
 }
 
 /// A group's offsets with what is known of their partitions.
@@ -57,6 +77,8 @@ impl<'a> LagView<'a> {
         partitions: impl Iterator<Item = PartitionKey>,
     ) -> Self {
         let mut behind: BTreeMap<u64, Arc<Shard>> = BTreeMap::new();
+        let partitions: Vec<PartitionKey> = partitions.collect();
+        node.learn_watermarks(partitions.iter().copied()).await;
         for key in partitions {
             let Some(offset) = group.offset(key).and_then(CommittedRow::offset) else { continue };
             if node.known_watermarks(key, offset).is_none()
@@ -76,6 +98,9 @@ impl<'a> LagView<'a> {
     fn bounds(&self, key: PartitionKey, offset: u64) -> Option<Watermarks> {
         if let Some(bounds) = self.node.known_watermarks(key, offset) {
             return Some(bounds);
+        }
+        if self.node.remote_state(key).is_some() {
+            return self.node.watermarks_of(key);
         }
         let (_, shard, partition) = self.node.locate_key(key)?;
         shard.watermarks(partition).ok().filter(|_| self.fresh.contains(&shard.id()))

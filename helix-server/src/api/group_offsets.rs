@@ -235,6 +235,14 @@ async fn check_end(
     update: &OffsetUpdate,
     fresh: &mut BTreeSet<u64>,
 ) -> Result<()> {
+    let key = node.find_key(&topic.name, topic.topic_id, update.number).await?;
+    if let Some(watermarks) = node.remote_watermarks(key).await? {
+        let requested = update.offset.unwrap_or_default();
+        return match requested <= watermarks.high_watermark {
+            true => Ok(()),
+            false => Err(Error::OffsetOutOfRange { requested, watermarks }),
+        };
+    }
     let located = node.find(&topic.name, topic.topic_id, update.number).await?;
     if fresh.insert(located.shard.id()) {
         node.cluster().catch_up_shard(&located.shard).await?;
@@ -249,9 +257,16 @@ async fn check_end(
 
 /// Checks that an offset is readable, or the high watermark.
 async fn check_readable(node: &Node, topic: &TopicOffsets, update: &OffsetUpdate) -> Result<()> {
-    let located = node.find(&topic.name, topic.topic_id, update.number).await?;
     let requested = update.offset.unwrap_or_default();
     let is_inside = |it: Watermarks| (it.log_start..=it.high_watermark).contains(&requested);
+    let key = node.find_key(&topic.name, topic.topic_id, update.number).await?;
+    if let Some(watermarks) = node.remote_watermarks(key).await? {
+        return match is_inside(watermarks) {
+            true => Ok(()),
+            false => Err(Error::OffsetOutOfRange { requested, watermarks }),
+        };
+    }
+    let located = node.find(&topic.name, topic.topic_id, update.number).await?;
     if located.shard.watermarks(located.partition).is_ok_and(is_inside) {
         return Ok(());
     }

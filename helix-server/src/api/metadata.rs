@@ -210,6 +210,7 @@ impl MetadataSource {
             wire::Node {
                 draining: member.is_some_and(|member| member.draining),
                 leaving: member.is_some_and(|member| member.leaving),
+                cordoned: member.is_some_and(|member| member.cordoned),
                 node_id: node.node_id,
                 endpoint: node.endpoint,
                 version: node.version,
@@ -322,14 +323,23 @@ fn shard_routes(node: &Node) -> Vec<ShardRoute> {
     let own = ShardRoute {
         shard_id: 0,
         leader: node.cluster().leader_hint().map(wire_leader),
-        replicas: node.cluster().nodes(),
+        replicas: node.cluster().voters(),
         learners: node.cluster().learners(),
         ..ShardRoute::default()
     };
     let shards = node.shards();
     let open = shards.iter().map(|shard| shard_route(shard));
     let closed = node.closed_shards().into_iter().map(|closed| closed_route(node, closed));
-    std::iter::once(own).chain(open).chain(closed).collect()
+    let elsewhere = node.cluster().machine().read(|state| state.shards().clone());
+    let elsewhere = elsewhere.into_iter().filter_map(|shard_id| {
+        Some(ShardRoute {
+            shard_id: wire_shard_id(shard_id),
+            replicas: node.cluster().replicas_elsewhere(shard_id)?,
+            leader: node.cluster().remote_leader(shard_id).map(wire_leader),
+            ..ShardRoute::default()
+        })
+    });
+    std::iter::once(own).chain(open).chain(closed).chain(elsewhere).collect()
 }
 
 /// Returns the route of a shard that this node does not serve.

@@ -15,6 +15,7 @@ use tonic::{Request, Response, Status, Streaming};
 use super::authorize::{authorize, authorize_request};
 use super::batch_signer::BatchSigner;
 use super::batch_size::BatchSize;
+use super::batch_watch::{BatchWatch, call_context, count_ack};
 use super::decompressors::Decompressors;
 use super::settings::durability_to_reach;
 use super::{append_stream, batch, call_memory, wire_ack, wire_watermarks};
@@ -22,6 +23,7 @@ use crate::error::{Error, Result};
 use crate::limits::{MESSAGE_BYTES_MAX, PRODUCER_NAME_BYTES_MAX};
 use crate::log::ProducerOwner;
 use crate::node::{AuthMode, Node};
+use crate::trace::TraceContext;
 use crate::transport::{CallAccess, CallMemory, ClientLoad};
 
 pub(crate) struct ProduceHandler {
@@ -47,6 +49,7 @@ impl ProduceHandler {
     pub(crate) async fn append(
         &self,
         request: AppendRequest,
+        context: Option<Box<TraceContext>>,
         call: Option<&CallMemory>,
     ) -> Result<AppendResponse> {
         let since = Instant::now();
@@ -67,6 +70,8 @@ impl ProduceHandler {
             batch.condition = batch::condition(expected_offset, token, durability)?;
         }
         let size = BatchSize::of(&batch, since);
+        let is_asked = request.report_stages;
+        let mut watch = BatchWatch::begin(&self.node, context, is_asked, since, &mut batch);
         let bytes = batch.payload.len();
         let permit = located.shard.permit(bytes).await.inspect_err(|error| {
             if matches!(error, Error::Throttled { .. }) {
@@ -80,6 +85,9 @@ impl ProduceHandler {
             }
             Err(error) => Err(error),
         };
+        if let (Some(watch), Err(error)) = (&mut watch, &acked) {
+            watch.failed(&size, &located, error);
+        }
         let ack = match acked {
             Ok(ack) => ack,
             Err(error @ Error::PartitionDeleted { .. }) if expected_id > 0 => {
@@ -87,9 +95,14 @@ impl ProduceHandler {
             }
             Err(error) => return Err(located.shard.redirect(error).await),
         };
-        size.count_ack(self.node.metrics(), ack.duplicate);
+        count_ack(&self.node, &located, &size, &ack);
+        let mut stages = Vec::new();
+        if let Some(watch) = watch {
+            stages = watch.acked(&size, &located, &ack);
+        }
         let watermarks = ack.offsets.map(|_| wire_watermarks(ack.watermarks));
-        Ok(AppendResponse { ack: Some(wire_ack(&ack)), watermarks, topic_id: located.topic.id })
+        let topic_id = located.topic.id;
+        Ok(AppendResponse { ack: Some(wire_ack(&ack)), watermarks, topic_id, stages })
     }
 
     /// Checks the right to append again, if rules have changed since the call began. The batch may
@@ -146,9 +159,10 @@ impl ProduceService for ProduceHandler {
         // Read before the message is: the message consumes the request.
         let is_checked = self.node.auth_mode() != AuthMode::Off;
         let call = if is_checked { call_memory(&request) } else { None };
+        let context = call_context(&self.node, request.metadata());
         let request = helix_transport::read_unary(request, MESSAGE_BYTES_MAX).await?;
         authorize(&self.node, call.as_deref(), &request)?;
-        Ok(Response::new(self.append(request, call.as_deref()).await?))
+        Ok(Response::new(self.append(request, context, call.as_deref()).await?))
     }
 
     async fn append_stream(
@@ -158,7 +172,8 @@ impl ProduceService for ProduceHandler {
         let requests = helix_transport::read_messages(&request, MESSAGE_BYTES_MAX);
         let call = call_memory(&request);
         let (node, decompressors) = (self.node.clone(), self.decompressors.clone());
-        Ok(Response::new(append_stream::responses(node, call, decompressors, requests)))
+        let context = call_context(&node, request.metadata());
+        Ok(Response::new(append_stream::responses(node, call, context, decompressors, requests)))
     }
 }
 
@@ -169,7 +184,7 @@ mod tests {
     #[test]
     fn a_waiting_append_takes_little_memory() {
         super::super::assert_small_future(|(produce, request): (&'static ProduceHandler, _)| {
-            produce.append(request, None)
+            produce.append(request, None, None)
         });
     }
 }

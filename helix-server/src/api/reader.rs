@@ -336,8 +336,14 @@ impl PartitionReader {
     ) -> Result<FoundRecords, Status> {
         // A removed node has no newer records, and would serve old ones permanently.
         node.check_member()?;
+        let from = self.offset;
         match self.read_next(budget, bytes_max, node.clock().now_us()).await {
-            Ok(found) => Ok(found),
+            Ok(found) => {
+                if let Some(tracer) = node.tracer().filter(|_| !found.is_empty()) {
+                    tracer.on_read(self.partition.0, from..self.offset);
+                }
+                Ok(found)
+            }
             Err(error) => Err(self.failed(node, error).await),
         }
     }

@@ -21,12 +21,14 @@ use super::authorize::{GuardedRequest, reauthorize_reads};
 use super::group::{check_group, check_id};
 use super::read_form::{ReadForm, ReadSources};
 use super::reader::{self, PartitionReadOptions, PartitionReader, ReadBudget};
+use super::slow_calls::{ReadTimes, slow_read};
 use super::status::status_at;
 use super::wire_watermarks;
 use crate::error::Error;
 use crate::limits::{FETCH_BYTES_DEFAULT, HEARTBEAT_INTERVAL, QUOTA_POLL_MAX};
 use crate::node::{Caller, Node, QuotaKind, QuotaMeter, ReaderMembership};
 use crate::shard::{WatchGuard, Watcher};
+use crate::slow::SlowKind;
 use crate::transport::{CallMemory, LoadPermit};
 
 pub(super) struct SubscriptionStream {
@@ -191,7 +193,15 @@ impl SubscriptionStream {
             return Ok(());
         }
         let reader = &mut partition.reader;
+        let started = Instant::now();
         let mut found = reader.read(&self.node, &mut self.budget, FETCH_BYTES_DEFAULT).await?;
+        let took = started.elapsed();
+        let (slow, ended) = (self.node.slow_calls(), started + took);
+        if slow.is_slow(SlowKind::Read, ended, took) && !found.is_empty() {
+            let times = ReadTimes { started, opened: started, ended };
+            let (records, bytes) = (found.record_count(), found.bytes);
+            slow.keep(ended, slow_read(&self.node, reader, times, records, bytes));
+        }
         if let Some(meter) = &self.meter {
             meter.take(QuotaKind::BytesOut, found.bytes);
         }

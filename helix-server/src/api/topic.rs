@@ -211,9 +211,8 @@ impl TopicHandler {
         Topic {
             name: topic.name.clone(),
             partitions,
-            // The current number of nodes, not the number at the topic's creation.
-            replication_factor: u32::try_from(self.node.cluster().nodes().len())
-                .unwrap_or(u32::MAX),
+            // The current number of replicas, not the number at the topic's creation.
+            replication_factor: self.node.cluster().replica_count(),
             config: Some(settings::to_config(&topic.settings)),
             topic_id: topic.id,
         }
@@ -244,6 +243,9 @@ impl TopicHandler {
             }
             let token = shard.fencing_token(partition).filter(|token| !token.is_none());
             described.fencing_token = token.map(|token| token.as_str().to_owned());
+        } else if let Some(replicas) = self.node.cluster().replicas_elsewhere(shard_id) {
+            described.leader = self.node.cluster().remote_leader(shard_id).map(wire_leader);
+            described.replicas = replicas;
         }
         described
     }

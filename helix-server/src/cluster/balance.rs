@@ -1,4 +1,5 @@
-//! Placement of shard leaders: round-robin over the nodes, except those that drain or leave.
+//! Placement of shard leaders: spread over the nodes with replicas, except those that drain, leave
+//! or are cordoned.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,16 +14,27 @@ use crate::limits;
 use crate::raft::{Replica, ReplicaId, node_of};
 use crate::shard::Shard;
 
-/// Returns the preferred leader of a shard: round-robin by shard id, over the nodes that may lead.
-fn preferred_leader(
-    shard_id: u64,
-    replicas: &[u64],
+/// Returns the preferred leader of each shard: of the nodes with a replica that may lead, the one
+/// with the fewest shards so far; among equals in turns by shard id. Shard 0 has none.
+fn preferred_leaders<'a>(
+    shards: impl IntoIterator<Item = (u64, &'a [u64])>,
     may_lead: impl Fn(u64) -> bool,
-) -> Option<u64> {
-    let first = usize::try_from(shard_id).ok()?.checked_sub(1)?;
-    let count = replicas.len();
-    let turns = (0..count).filter_map(|more| replicas.get((first + more) % count));
-    turns.copied().find(|node| may_lead(*node))
+) -> BTreeMap<u64, u64> {
+    let mut counts: BTreeMap<u64, usize> = BTreeMap::new();
+    let mut leaders = BTreeMap::new();
+    for (shard_id, replicas) in shards {
+        let turn = usize::try_from(shard_id).unwrap_or(0).checked_sub(1);
+        let Some(turn) = turn.filter(|_| !replicas.is_empty()) else { continue };
+        let first = turn % replicas.len();
+        let (before, after) = replicas.split_at(first);
+        let turns = after.iter().chain(before).copied().filter(|node| may_lead(*node));
+        let least = turns.min_by_key(|node| counts.get(node).copied().unwrap_or(0));
+        if let Some(node) = least {
+            *counts.entry(node).or_default() += 1;
+            leaders.insert(shard_id, node);
+        }
+    }
+    leaders
 }
 
 /// Returns why the reporting replica should not take over leadership of a log that ends with entry
@@ -84,9 +96,9 @@ impl Cluster {
     /// their preferred leaders, which are connected and caught up.
     fn misplaced_leaderships(&self, led_for: Duration) -> Vec<(Arc<Shard>, u64)> {
         let own = self.node_id();
+        let leaders = self.preferred_leaders();
         let misplaced = |shard: &Arc<Shard>| {
-            let may_lead = |node| !self.is_draining(node);
-            let to = preferred_leader(shard.id(), &shard.replicas(), may_lead)?;
+            let to = leaders.get(&shard.id()).copied()?;
             let caught_up = |(id, lag): &(u64, u64)| *id == to && *lag <= limits::BALANCE_LAG_MAX;
             let is_due = to != own
                 && shard.led_for().is_some_and(|led| led >= led_for)
@@ -96,6 +108,25 @@ impl Cluster {
             is_due.then(|| (shard.clone(), to))
         };
         self.open_shards().iter().filter_map(misplaced).collect()
+    }
+
+    /// Returns the preferred leader of each data shard. All nodes with the same state agree.
+    pub fn preferred_leaders(&self) -> BTreeMap<u64, u64> {
+        let open = self.open_shards();
+        let mut shards: BTreeMap<u64, Vec<u64>> =
+            open.iter().map(|shard| (shard.id(), shard.replicas())).collect();
+        let (placed, away) = self.machine().read(|state| {
+            let members = state.members();
+            let placed = members.placement().into_iter().flat_map(|it| it.shards());
+            let placed = placed.filter(|(shard_id, _)| *shard_id != 0);
+            let placed: BTreeMap<u64, Vec<u64>> =
+                placed.map(|(id, it)| (id, it.replicas.keys().copied().collect())).collect();
+            let away = members.iter().filter(|it| it.draining || it.leaving || it.cordoned);
+            (placed, away.map(|it| it.node_id).collect::<Vec<u64>>())
+        });
+        shards.extend(placed);
+        let may_lead = |node| !away.contains(&node);
+        preferred_leaders(shards.iter().map(|(id, nodes)| (*id, nodes.as_slice())), may_lead)
     }
 
     /// Returns a misplaced leadership (see `misplaced_leaderships`) whose preferred leader is
@@ -299,14 +330,22 @@ mod tests {
 
     #[test]
     fn preferred_leaders_rotate_and_skip_draining_nodes() {
-        let all = |_| true;
-        let turns = [1, 2, 3, 4].map(|shard| preferred_leader(shard, &[4, 7, 9], all));
-        assert_eq!(turns, [Some(4), Some(7), Some(9), Some(4)]);
-        let drains = |node| node != 7;
-        let turns = [1, 2, 3, 4].map(|shard| preferred_leader(shard, &[4, 7, 9], drains));
-        assert_eq!(turns, [Some(4), Some(9), Some(9), Some(4)]);
-        assert_eq!(preferred_leader(1, &[4, 7], |_| false), None);
-        assert_eq!(preferred_leader(1, &[], all), None);
-        assert_eq!(preferred_leader(0, &[4], all), None, "shard 0 has no turns");
+        let of = |nodes: &[u64], drains: u64| {
+            let shards = [0, 1, 2, 3, 4].map(|shard| (shard, nodes));
+            preferred_leaders(shards, |node| node != drains).into_iter().collect::<Vec<_>>()
+        };
+        assert_eq!(of(&[4, 7, 9], 0), [(1, 4), (2, 7), (3, 9), (4, 4)], "shard 0 has no turns");
+        assert_eq!(of(&[4, 7, 9], 7), [(1, 4), (2, 9), (3, 9), (4, 4)]);
+        assert_eq!(of(&[4], 4), []);
+        assert_eq!(of(&[], 0), []);
+    }
+
+    #[test]
+    fn leaders_spread_over_the_nodes_with_replicas() {
+        // Six nodes with two replicas each, of four shards.
+        let shards: [(u64, &[u64]); 4] =
+            [(1, &[1, 2, 3]), (2, &[4, 5, 6]), (3, &[1, 2, 3]), (4, &[4, 5, 6])];
+        let leaders: Vec<u64> = preferred_leaders(shards, |_| true).into_values().collect();
+        assert_eq!(leaders, [1, 5, 3, 4]);
     }
 }

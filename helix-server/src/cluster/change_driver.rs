@@ -8,6 +8,7 @@ use futures_util::future::join_all;
 
 use super::client::Cluster;
 use super::member_addresses::address;
+use super::members::Members;
 use super::peer_messages::{PeerRequest, PeerResponse};
 use super::reconcile::{ChangePhase, ShardProgress, reconcile};
 use crate::error::{Error, Result};
@@ -39,12 +40,12 @@ impl Cluster {
     /// Runs one round of moving a shard's replicas to the target in the cluster's state.
     /// Runs on the shard's leader. Returns whether the target is reached.
     pub async fn reconcile(&self, shard_id: u64, replica: &Replica) -> bool {
-        let current = || self.machine().read(|state| (state.version(), state.members().target()));
-        let (mut version, mut target) = current();
-        if target.is_empty() || !replica.is_ready() {
-            return target.is_empty();
+        let current = || self.current_target(shard_id, replica);
+        let (mut version, mut target, mut moving) = current();
+        if target.voters.is_empty() || !replica.is_ready() {
+            return target.voters.is_empty();
         }
-        if !replica.membership().is(&target) {
+        if !replica.membership().is(&target.voters, &target.learners) {
             // The shard's leader may lag behind on shard 0. An old target would revert later
             // changes.
             if let Err(error) = self.catch_up().await {
@@ -54,10 +55,10 @@ impl Cluster {
                 self.lock_progress().insert(shard_id, row);
                 return false;
             }
-            (version, target) = current();
+            (version, target, moving) = current();
         }
         let waiting = if shard_id == 0 { self.deferred_leavers().await } else { BTreeSet::new() };
-        target.extend(&waiting);
+        target.voters.extend(&waiting);
         let row =
             |phase, entries, blocked| ShardProgress { shard_id, version, phase, entries, blocked };
         let row = match reconcile(replica, &self.hub, shard_id, &target).await {
@@ -72,7 +73,10 @@ impl Cluster {
         };
         let is_done = row.phase == ChangePhase::Done;
         self.lock_progress().insert(shard_id, row);
-        is_done
+        match moving {
+            Some(moving) if is_done => self.finish_move(shard_id, replica, &moving, &target).await,
+            _ => is_done,
+        }
     }
 
     /// Returns the replicas of shard 0 on leaving nodes that have to stay for now. A leaving node
@@ -80,7 +84,9 @@ impl Cluster {
     /// stays until all other shards have removed theirs.
     async fn deferred_leavers(&self) -> BTreeSet<ReplicaId> {
         let members = self.members_now();
-        let Some(change) = members.running().filter(|it| it.kind == ChangeKind::Remove) else {
+        let running = members.running().filter(|it| it.kind == ChangeKind::Remove);
+        // With a placement, its vote is moved last.
+        let Some(change) = running.filter(|_| members.placement().is_none()) else {
             return BTreeSet::new();
         };
         let rows = self.all_progress(change).await;
@@ -133,6 +139,13 @@ impl Cluster {
                     return false;
                 }
             },
+            None if members.placement().is_some() => {
+                if !self.is_placed(&members) {
+                    self.drive_placement().await;
+                    return false;
+                }
+                MemberCommand::Finish(change.id)
+            }
             None => {
                 let rows = self.all_progress(change).await;
                 if rows.iter().any(|row| row.phase != ChangePhase::Done) {
@@ -158,7 +171,10 @@ impl Cluster {
             let members = state.members().iter().map(|member| member.node_id);
             let others = members.filter(|id| *id != node_id);
             let address = |id| Some((id, address(state, &self.seeds, id)?));
-            (state.shards().iter().copied().collect(), others.filter_map(address).collect())
+            // With a placement, it creates its replicas one by one as they are moved to it.
+            let is_placed = state.members().placement().is_some();
+            let shards = state.shards().iter().copied().filter(|_| !is_placed);
+            (shards.collect(), others.filter_map(address).collect())
         });
         self.hub.join(node_id, JoinCluster { cluster, generation, shards, peer_addrs }).await
     }
@@ -172,9 +188,17 @@ impl Cluster {
 
     /// Collects the progress of a change from the connected nodes, for all shards, sorted by id.
     async fn all_progress(&self, change: &MemberChange) -> Vec<ShardProgress> {
+        self.progress_since(change.version, &self.members_now()).await
+    }
+
+    /// Collects the progress of all shards since a version of the state, sorted by id.
+    pub(super) async fn progress_since(
+        &self,
+        version: u64,
+        members: &Members,
+    ) -> Vec<ShardProgress> {
         let own = self.node_id();
-        let others = self.members_now();
-        let others = others.iter().map(|it| it.node_id).filter(|node| *node != own);
+        let others = members.iter().map(|it| it.node_id).filter(|node| *node != own);
         let requests = others.filter(|node| self.hub.is_connected(*node)).map(|node| async move {
             let wait = limits::PROGRESS_WAIT_MAX;
             let response = self.hub.call(node, PeerRequest::Progress.encode(), wait).await.ok()?;
@@ -194,8 +218,7 @@ impl Cluster {
         };
         let mut rows: BTreeMap<u64, ShardProgress> =
             shards.into_iter().chain([0]).map(|id| (id, pending(id))).collect();
-        for row in reported.chain(self.local_progress()).filter(|row| row.version >= change.version)
-        {
+        for row in reported.chain(self.local_progress()).filter(|row| row.version >= version) {
             // A deposed leader may report outdated progress.
             if let Some(known) = rows.get_mut(&row.shard_id)
                 && (row.version, row.phase) >= (known.version, known.phase)
@@ -235,6 +258,7 @@ impl Cluster {
             return Ok(ChangeProgress::ended(last, ChangePhase::Done, String::new()));
         }
         let shards = self.all_progress(&last).await;
+        let shards = self.with_moves(&members, shards);
         let is_joining = members.get(last.node_id).is_some_and(|it| it.joining.is_some());
         let phase = shards.iter().map(|row| row.phase).min().filter(|_| !is_joining);
         let phase = phase.unwrap_or(ChangePhase::Pending);

@@ -16,12 +16,13 @@ use crate::records::{
 };
 
 /// Format 3 added the slots of consumer groups, format 4 access control, format 5 owners of
-/// producer ids. A state without them is written in the format before.
+/// producer ids, format 6 placement. A state without them is written in the format before.
 /// Format 1, without members and peer addresses, is still read.
 const FORMAT_WITHOUT_SLOTS: u32 = 2;
 const FORMAT_WITHOUT_ACCESS: u32 = 3;
 const FORMAT_WITHOUT_OWNERS: u32 = 4;
-const FORMAT: u32 = 5;
+const FORMAT_WITHOUT_PLACEMENT: u32 = 5;
+const FORMAT: u32 = 6;
 const FORMATS: std::ops::RangeInclusive<u32> = 1..=FORMAT;
 
 impl From<&TopicInfo> for TopicRecord {
@@ -85,7 +86,8 @@ impl ClusterState {
         });
         let record = StateRecord {
             format: match (self.access.is_empty(), self.group_slots.is_empty()) {
-                _ if self.has_producer_owners() => FORMAT,
+                _ if self.members.placement().is_some() => FORMAT,
+                _ if self.has_producer_owners() => FORMAT_WITHOUT_PLACEMENT,
                 (true, true) => FORMAT_WITHOUT_SLOTS,
                 (true, false) => FORMAT_WITHOUT_ACCESS,
                 (false, _) => FORMAT_WITHOUT_OWNERS,

@@ -11,6 +11,7 @@ use super::machine::ClusterMachine;
 use super::member_addresses::MemberAddresses;
 use super::peer_messages::{PeerRequest, PeerResponse};
 use super::reconcile::ShardProgress;
+use super::remote_shards::RemoteShards;
 use super::state::ClusterState;
 use crate::clock::Clock;
 use crate::error::{Error, LeaderHint, Result};
@@ -53,6 +54,7 @@ pub struct Cluster {
     /// Addresses of the members as other nodes report them. They are newer than this node's own
     /// state if that was lost, or is too old to find the members that would bring it up to date.
     pub(super) reported_addresses: Mutex<MemberAddresses>,
+    pub(super) remote: Mutex<RemoteShards>,
 }
 
 impl Cluster {
@@ -75,6 +77,7 @@ impl Cluster {
             progress: Mutex::default(),
             join_blocked: Mutex::default(),
             reported_addresses: Mutex::default(),
+            remote: Mutex::default(),
         }
     }
 
@@ -96,11 +99,17 @@ impl Cluster {
     }
 
     /// As [`Self::has_other_replicas`], for a data shard that is not open here, so that its voters
-    /// are not known. `None` also while a membership change may make this the only replica.
-    pub async fn data_has_other_replicas(&self) -> Option<bool> {
+    /// are not known. `None` also while a change of its replicas may make this the only one.
+    pub async fn data_has_other_replicas(&self, shard_id: u64) -> Option<bool> {
         let of_shard0 = self.has_other_replicas().await;
         let own = self.node_id();
-        self.machine().read(|state| state.members().others_have_data(own, of_shard0))
+        self.machine().read(|state| {
+            let members = state.members();
+            match members.placement().is_some() {
+                true => members.others_have_shard(shard_id, own),
+                false => members.others_have_data(own, of_shard0),
+            }
+        })
     }
 
     /// Returns the error if shard 0's log rejects writes.
@@ -155,9 +164,19 @@ impl Cluster {
         sync::read(&self.replica).clone()
     }
 
-    /// Returns the voters of shard 0; empty before the cluster is formed.
-    pub fn nodes(&self) -> Vec<u64> {
+    /// Returns the nodes that vote in shard 0; empty before the cluster is formed.
+    pub fn voters(&self) -> Vec<u64> {
         self.replica().voters().into_iter().map(node_of).collect()
+    }
+
+    /// Returns the members of the cluster, or while they were never changed the voters of shard 0.
+    /// Empty before the cluster is formed.
+    pub fn nodes(&self) -> Vec<u64> {
+        let members = self.machine.read(|state| {
+            let members = state.members().iter().filter(|member| member.generation > 0);
+            members.map(|member| member.node_id).collect::<Vec<u64>>()
+        });
+        if members.is_empty() { self.voters() } else { members }
     }
 
     /// Returns the learners of shard 0.
@@ -343,6 +362,9 @@ impl Cluster {
             PeerRequest::ReplicaStatus(request) => self.local_replica_status(request).await,
             PeerRequest::Balance => PeerResponse::Moved(self.balance_local().await),
             PeerRequest::ShardIndex(shard) => self.local_shard_index(*shard).await,
+            PeerRequest::LedShards => PeerResponse::LedShards(self.led_shards()),
+            PeerRequest::Groups(request) => self.local_groups(request).await,
+            PeerRequest::Watermarks(request) => self.local_watermarks(request).await,
             // Only the leader serves the other requests.
             _ if !self.replica().wait_ready(limits::READY_WAIT_MAX).await => {
                 PeerResponse::NotLeader

@@ -1,15 +1,18 @@
 //! Members of the cluster, their replica generations, and the membership change in progress.
 //! Part of the cluster's state, and like it a pure function of shard 0's log.
 //!
-//! Every shard has one replica on every member. All replicas of a node have its generation. An
-//! emptied or returning node gets a new generation, because a replica id must never vote after it
-//! has lost its earlier votes. For the same reason the replicas of a generation are created only
-//! once. Until the node has [`Joined`], its generation is `joining` and no shard depends on it.
-//! Afterwards the replicas of that generation are never created again.
+//! Without a [`ReplicaPlacement`], every shard has one replica on every member, and all replicas
+//! of a node have its generation. With one, the node's generation is that of its replica of shard
+//! 0, and each other replica gets a new one. An emptied or returning node gets a new generation,
+//! because a replica id must never vote after it has lost its earlier votes. For the same reason
+//! the replicas of a generation are created only once. Until the node has [`Joined`], its
+//! generation is `joining` and no shard depends on it. Afterwards the replicas of that generation
+//! are never created again.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::limits::{ADDRESS_BYTES_MAX, MEMBERS_MAX};
+use super::placement::ReplicaPlacement;
+use crate::limits::{ADDRESS_BYTES_MAX, MEMBERS_MAX, REPLICAS_MAX};
 use crate::log::{
     AddMember, ChangeKind, ClusterReply, InitMembers, Joined, MemberChange, MemberCommand,
     ReplaceMember, SetDraining,
@@ -34,6 +37,8 @@ pub struct Member {
     pub draining: bool,
     /// Its replicas are being removed.
     pub leaving: bool,
+    /// It gets no new replicas.
+    pub cordoned: bool,
 }
 
 impl Member {
@@ -49,12 +54,14 @@ impl Member {
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Members {
     pub(super) members: BTreeMap<u64, Member>,
-    /// Latest generation of each node that ever was a member.
+    /// Latest generation of each node that ever was a member, of all its replicas.
     pub(super) generations: BTreeMap<u64, u32>,
     /// The change in progress, or the last one.
     pub(super) change: Option<MemberChange>,
     /// Id of the last change that was abandoned for another one; 0 if there was none.
     pub(super) abandoned: u64,
+    /// Replicas of each shard; `None` while every shard has one on every member.
+    pub(super) placement: Option<ReplicaPlacement>,
 }
 
 /// Result of a member command.
@@ -84,7 +91,8 @@ impl Members {
         self.get(node_id).is_some_and(|member| member.draining || member.leaving)
     }
 
-    /// Returns the voters that every shard should have; empty while the members are not known.
+    /// Returns the voters that every shard should have without a placement; empty while the members
+    /// are not known.
     pub fn target(&self) -> BTreeSet<ReplicaId> {
         let stays = self.members.values().filter(|it| !it.leaving && it.generation > 0);
         stays.map(|it| replica_id(it.node_id, it.generation)).collect()
@@ -162,6 +170,13 @@ impl Members {
                 removed = self.finish(*id);
                 ClusterReply::Done
             }
+            MemberCommand::TakePlacement(take) => self.take_placement(take),
+            MemberCommand::SetCordoned(set) => self.set_cordoned(*set)?,
+            MemberCommand::SetReplicas(count) => self.set_replicas(*count)?,
+            MemberCommand::PlanMove(plan) => self.plan_move(version, *plan)?,
+            MemberCommand::ReplicaCreated(created) => self.replica_created(*created),
+            MemberCommand::FinishMove(finish) => self.finish_move(*finish),
+            MemberCommand::CancelMove(cancel) => self.cancel_move(*cancel),
         };
         Ok(MembersUpdate { reply, is_changed: *self != before, removed })
     }
@@ -178,6 +193,7 @@ impl Members {
                     peer_addr: String::new(),
                     draining: false,
                     leaving: false,
+                    cordoned: false,
                 };
                 self.members.insert(node_id, member);
                 self.generations.insert(node_id, generation);
@@ -203,8 +219,9 @@ impl Members {
         if self.running().is_some() {
             return Err(self.busy());
         }
-        if self.members.len() >= MEMBERS_MAX {
-            let what = format!("the cluster has {MEMBERS_MAX} nodes, which is the limit");
+        let most = if self.placement.is_some() { MEMBERS_MAX } else { REPLICAS_MAX };
+        if self.members.len() >= most {
+            let what = format!("the cluster has {most} nodes, which is the limit");
             return Err(invalid("node_id", what));
         }
         self.insert_joining(node_id, peer_addr)?;
@@ -326,6 +343,9 @@ impl Members {
         }
         member.joining = None;
         member.generation = generation;
+        if let Some(placement) = &mut self.placement {
+            placement.renew_vote(node_id, generation);
+        }
         if let Some(change) = self.change.as_mut().filter(|it| it.node_id == node_id) {
             change.version = version;
             let lost = change.lost_node_id;
@@ -340,6 +360,10 @@ impl Members {
 
     fn finish(&mut self, id: u64) -> Vec<u64> {
         if self.members.values().any(|member| member.joining.is_some()) {
+            return Vec::new();
+        }
+        let leaving = self.members.values().filter(|member| member.leaving);
+        if leaving.into_iter().any(|member| self.has_replicas(member.node_id)) {
             return Vec::new();
         }
         let is_this = |change: &&mut MemberChange| change.id == id && !change.done;
@@ -365,13 +389,14 @@ impl Members {
             peer_addr: peer_addr.to_owned(),
             draining: false,
             leaving: false,
+            cordoned: false,
         };
         self.members.insert(node_id, member);
         Ok(())
     }
 
     /// Returns a generation that the node never had.
-    fn next_generation(&mut self, node_id: u64) -> Result<u32, ClusterReply> {
+    pub(super) fn next_generation(&mut self, node_id: u64) -> Result<u32, ClusterReply> {
         let last = self.generations.get(&node_id).copied().unwrap_or(FIRST_GENERATION);
         let next = last.max(FIRST_GENERATION).checked_add(1);
         let next =
@@ -396,12 +421,12 @@ impl Members {
         ClusterReply::MemberChange(change)
     }
 
-    fn busy(&self) -> ClusterReply {
+    pub(super) fn busy(&self) -> ClusterReply {
         let what = self.running().map_or_else(String::new, MemberChange::describe);
         ClusterReply::ChangeInProgress { what }
     }
 
-    fn check_known(&self) -> Result<(), ClusterReply> {
+    pub(super) fn check_known(&self) -> Result<(), ClusterReply> {
         if self.is_known() {
             return Ok(());
         }
@@ -409,7 +434,7 @@ impl Members {
     }
 }
 
-fn invalid(field: &'static str, what: impl Into<String>) -> ClusterReply {
+pub(super) fn invalid(field: &'static str, what: impl Into<String>) -> ClusterReply {
     ClusterReply::Invalid { field, what: what.into() }
 }
 

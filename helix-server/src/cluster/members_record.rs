@@ -1,9 +1,15 @@
 //! Encoding of the members, in checkpoints and in responses between nodes.
 //! Unknown fields are errors.
 
+use std::collections::BTreeMap;
+
 use super::members::{Member, Members};
+use super::placement::{MoveReason, PlacedShard, ReplicaPlacement, ShardMove};
 use crate::log::{ChangeKind, CheckpointError, MemberChange};
-use crate::records::{ChangeRecord, GenerationRecord, MemberRecord, MembersRecord};
+use crate::records::{
+    ChangeRecord, GenerationRecord, MemberRecord, MembersRecord, MoveRecord, PlacedShardRecord,
+    PlacementRecord,
+};
 
 impl From<&MemberChange> for ChangeRecord {
     fn from(change: &MemberChange) -> Self {
@@ -48,6 +54,7 @@ impl From<&Members> for MembersRecord {
             peer_addr: member.peer_addr.clone(),
             draining: member.draining,
             leaving: member.leaving,
+            cordoned: member.cordoned,
         };
         let generations = members.generations.iter();
         Self {
@@ -57,7 +64,68 @@ impl From<&Members> for MembersRecord {
                 .collect(),
             change: members.change.as_ref().map(ChangeRecord::from),
             abandoned: members.abandoned,
+            placement: members.placement.as_ref().map(PlacementRecord::from),
         }
+    }
+}
+
+fn generation_row((&node_id, &generation): (&u64, &u32)) -> GenerationRecord {
+    GenerationRecord { node_id, generation }
+}
+
+impl From<&ReplicaPlacement> for PlacementRecord {
+    fn from(placement: &ReplicaPlacement) -> Self {
+        let shards = placement.shards.iter().map(|(&shard_id, shard)| PlacedShardRecord {
+            shard_id,
+            replicas: shard.replicas.iter().map(generation_row).collect(),
+            moving: shard.moving.as_ref().map(MoveRecord::from),
+        });
+        Self { replicas: placement.replicas, shards: shards.collect() }
+    }
+}
+
+impl From<&ShardMove> for MoveRecord {
+    fn from(moving: &ShardMove) -> Self {
+        Self {
+            id: moving.id,
+            from: moving.from.unwrap_or(0),
+            to: moving.to.unwrap_or(0),
+            generation: moving.generation,
+            created: moving.is_created,
+            cancelled: moving.is_cancelled,
+            reason: moving.reason.number(),
+        }
+    }
+}
+
+impl MoveRecord {
+    fn into_move(self) -> Result<ShardMove, CheckpointError> {
+        let Self { id, from, to, generation, created, cancelled, reason } = self;
+        let reason = MoveReason::from_number(reason);
+        let reason = reason.ok_or_else(|| CheckpointError::new("move for an unknown reason"))?;
+        let node = |node: u64| Some(node).filter(|node| *node != 0);
+        let (from, to, is_created, is_cancelled) = (node(from), node(to), created, cancelled);
+        Ok(ShardMove { id, from, to, generation, is_created, is_cancelled, reason })
+    }
+}
+
+impl PlacementRecord {
+    fn into_placement(self) -> Result<ReplicaPlacement, CheckpointError> {
+        let broken = |what: String| CheckpointError::new(format!("placement: {what}"));
+        let mut shards = BTreeMap::new();
+        for PlacedShardRecord { shard_id, replicas, moving } in self.shards {
+            let count = replicas.len();
+            let replicas: BTreeMap<u64, u32> =
+                replicas.into_iter().map(|it| (it.node_id, it.generation)).collect();
+            if replicas.len() != count || replicas.is_empty() {
+                return Err(broken(format!("shard {shard_id} has wrong replicas")));
+            }
+            let moving = moving.map(MoveRecord::into_move).transpose()?;
+            if shards.insert(shard_id, PlacedShard { replicas, moving }).is_some() {
+                return Err(broken(format!("shard {shard_id} appears twice")));
+            }
+        }
+        Ok(ReplicaPlacement { replicas: self.replicas, shards })
     }
 }
 
@@ -83,12 +151,14 @@ impl MembersRecord {
                 peer_addr: it.peer_addr,
                 draining: it.draining,
                 leaving: it.leaving,
+                cordoned: it.cordoned,
             };
             if members.members.insert(node_id, member).is_some() {
                 return Err(broken(format!("node {node_id} appears twice")));
             }
         }
         members.change = self.change.map(ChangeRecord::into_change).transpose()?;
+        members.placement = self.placement.map(PlacementRecord::into_placement).transpose()?;
         Ok(members)
     }
 }

@@ -14,11 +14,14 @@
 //! - `node_changes`: requests to add, remove, replace and drain nodes. `change_driver` carries them
 //!   out. `reconcile` moves the replicas of one shard to the target, one Raft membership change at
 //!   a time. `dial` chooses the addresses of the members.
+//! - `placement`: the replicas of each shard and their moves. `planner` decides which moves to
+//!   make, `placement_driver` submits them.
 //! - `access`: creates and revokes tokens, changes rules.
 //! - `group_coordinator`: drives the consumer groups of the shards that this node leads.
 //! - `cleanup_rounds`: drives the compaction by key in the shards that this node leads.
 //! - `balance`: spreads shard leaders over the nodes.
 //! - `upgrade`: raises the protocol version of the cluster.
+//! - `remote_shards`: what this node asks the leaders of shards without a replica here.
 //! - `replica_status`, `member_addresses`: what a node with a damaged log asks other nodes.
 
 mod access;
@@ -36,8 +39,12 @@ mod members;
 mod members_record;
 mod node_changes;
 mod peer_messages;
+mod placement;
+mod placement_driver;
+mod planner;
 mod producers;
 mod reconcile;
+mod remote_shards;
 mod replica_status;
 mod state;
 mod topic_changes;
@@ -53,6 +60,9 @@ pub use machine::ClusterMachine;
 pub use member_addresses::MemberAddresses;
 pub use members::{FIRST_GENERATION, Member, Members};
 pub use peer_messages::{EntryRange, ReplicaStatusReport};
+pub use placement::{MoveReason, PlacedShard, ReplicaPlacement, ShardMove, ShardTarget};
+pub use placement_driver::PlacementReport;
+pub use planner::{Plan, PlanStep, PlannedMove, StuckReason, StuckShard};
 pub use reconcile::{ChangePhase, ShardProgress};
 pub use replica_status::{answer_without_node, ask_replica_status};
 pub use state::{ClusterLimits, ClusterState, RegisteredNode, is_topic_name};

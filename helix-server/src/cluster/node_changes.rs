@@ -359,7 +359,7 @@ fn previous_replace(
     }
 }
 
-fn refusal(reply: ClusterReply) -> Error {
+pub(super) fn refusal(reply: ClusterReply) -> Error {
     match reply {
         ClusterReply::NodeNotFound { node_id } => Error::NodeNotFound { node_id },
         ClusterReply::ChangeInProgress { what } => Error::ChangeInProgress { what },

@@ -7,16 +7,17 @@ use bytes::{Bytes, BytesMut};
 use prost::Message;
 
 use super::reconcile::ShardProgress;
-use crate::log::{ClusterCommand, ClusterReply, Head};
-pub(super) use crate::records::ReplicaStatusRequest;
+use crate::log::{ClusterCommand, ClusterReply, Head, Watermarks};
 use crate::records::peer_request_record::Kind as PeerRequestKind;
 use crate::records::peer_response_record::{
-    Kind as PeerResponseKind, NamedTopicId, NumberPair, ShardIds, TextPair,
+    GroupRows, Kind as PeerResponseKind, LedShards, NamedTopicId, NumberPair, ShardIds, TextPair,
+    WatermarkRows,
 };
 use crate::records::{
     ChangeRecord, PeerRequestRecord, PeerResponseRecord, ProgressRecord, TopicRecord,
 };
 pub use crate::records::{EntryRange, ReplicaStatusReport};
+pub(super) use crate::records::{GroupsRequest, ReplicaStatusRequest, WatermarksRequest};
 
 /// A request to another node.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -33,6 +34,13 @@ pub(super) enum PeerRequest {
     /// Asks the leader of this data shard for an index that covers everything acknowledged before.
     /// Sent from protocol [`GROUPS`](crate::protocol::GROUPS) on.
     ShardIndex(u64),
+    /// Asks for the shards that the receiver leads. These are sent from protocol
+    /// [`PLACEMENT`](crate::protocol::PLACEMENT) on.
+    LedShards,
+    /// Asks the leader of a data shard for groups.
+    Groups(GroupsRequest),
+    /// Asks the leader of a data shard for the readable offsets of partitions.
+    Watermarks(WatermarksRequest),
 }
 
 /// The response to a [`PeerRequest`].
@@ -45,6 +53,12 @@ pub(super) enum PeerResponse {
     /// Ids of the shards whose leadership was transferred.
     Moved(Vec<u64>),
     ReplicaStatus(ReplicaStatusReport),
+    /// Shards that the sender leads, with its terms.
+    LedShards(Vec<(u64, u64)>),
+    /// Encoded groups.
+    Groups(Vec<Vec<u8>>),
+    /// Readable offsets by partition id.
+    Watermarks(Vec<(u64, Watermarks)>),
     /// Nothing was done; the request has to go to the leader.
     NotLeader,
     /// The outcome is unknown.
@@ -76,6 +90,9 @@ impl PeerRequest {
             Self::Balance => PeerRequestKind::Balance(true),
             Self::ReplicaStatus(asked) => PeerRequestKind::ReplicaStatus(*asked),
             Self::ShardIndex(shard) => PeerRequestKind::ShardIndex(*shard),
+            Self::LedShards => PeerRequestKind::LedShards(true),
+            Self::Groups(asked) => PeerRequestKind::Groups(asked.clone()),
+            Self::Watermarks(asked) => PeerRequestKind::Watermarks(asked.clone()),
         };
         PeerRequestRecord { kind: Some(kind) }.encode_to_vec().into()
     }
@@ -93,6 +110,9 @@ impl PeerRequest {
             Some(PeerRequestKind::Balance(_)) => Ok(Self::Balance),
             Some(PeerRequestKind::ReplicaStatus(asked)) => Ok(Self::ReplicaStatus(asked)),
             Some(PeerRequestKind::ShardIndex(shard)) => Ok(Self::ShardIndex(shard)),
+            Some(PeerRequestKind::LedShards(_)) => Ok(Self::LedShards),
+            Some(PeerRequestKind::Groups(asked)) => Ok(Self::Groups(asked)),
+            Some(PeerRequestKind::Watermarks(asked)) => Ok(Self::Watermarks(asked)),
             None => Err("the request is unknown to this version".to_owned()),
         }
     }
@@ -107,6 +127,16 @@ impl PeerResponse {
             }
             Self::Moved(ids) => PeerResponseKind::Moved(ShardIds { ids: ids.clone() }),
             Self::ReplicaStatus(report) => PeerResponseKind::ReplicaStatus(report.clone()),
+            Self::LedShards(rows) => {
+                let (ids, terms) = rows.iter().copied().unzip();
+                PeerResponseKind::LedShards(LedShards { ids, terms })
+            }
+            Self::Groups(groups) => PeerResponseKind::Groups(GroupRows { groups: groups.clone() }),
+            Self::Watermarks(rows) => PeerResponseKind::Watermarks(WatermarkRows {
+                partitions: rows.iter().map(|(id, _)| *id).collect(),
+                log_starts: rows.iter().map(|(_, it)| it.log_start).collect(),
+                high_watermarks: rows.iter().map(|(_, it)| it.high_watermark).collect(),
+            }),
             Self::NotLeader => PeerResponseKind::NotLeader(true),
             Self::Unknown(reason) => PeerResponseKind::Unknown(reason.clone()),
             Self::ClusterReply(reply) => encode_reply(reply),
@@ -125,6 +155,24 @@ impl PeerResponse {
             PeerResponseKind::Progress(rows) => return rows.into_rows().map(Self::Progress),
             PeerResponseKind::Moved(it) => return Ok(Self::Moved(it.ids)),
             PeerResponseKind::ReplicaStatus(report) => return Ok(Self::ReplicaStatus(report)),
+            PeerResponseKind::LedShards(LedShards { ids, terms }) => {
+                if ids.len() != terms.len() {
+                    return Err("columns of led shards differ in length".to_owned());
+                }
+                return Ok(Self::LedShards(ids.into_iter().zip(terms).collect()));
+            }
+            PeerResponseKind::Groups(it) => return Ok(Self::Groups(it.groups)),
+            PeerResponseKind::Watermarks(it) => {
+                let WatermarkRows { partitions, log_starts, high_watermarks } = it;
+                let rows = partitions.len();
+                if log_starts.len() != rows || high_watermarks.len() != rows {
+                    return Err("columns of watermarks differ in length".to_owned());
+                }
+                let offsets = log_starts.into_iter().zip(high_watermarks);
+                let offsets = offsets
+                    .map(|(log_start, high_watermark)| Watermarks { log_start, high_watermark });
+                return Ok(Self::Watermarks(partitions.into_iter().zip(offsets).collect()));
+            }
             PeerResponseKind::NotLeader(_) => return Ok(Self::NotLeader),
             PeerResponseKind::Unknown(reason) => return Ok(Self::Unknown(reason)),
             PeerResponseKind::Topic(record) => ClusterReply::Topic(topic(record)?),
@@ -192,10 +240,14 @@ fn encode_reply(reply: &ClusterReply) -> PeerResponseKind {
 
 /// Maps a field name of a reply to its static form. The names are part of the public API.
 fn field(name: &str) -> &'static str {
-    const FIELDS: [&str; 19] = [
+    const FIELDS: [&str; 23] = [
         "name",
         "count",
         "node_id",
+        "shard_id",
+        "from_node_id",
+        "to_node_id",
+        "replicas",
         "peer_endpoint",
         "shards",
         "partition_count",
@@ -292,6 +344,9 @@ mod tests {
             PeerResponse::Unknown("x".to_owned()),
             PeerResponse::Progress(vec![row]),
             PeerResponse::Moved(vec![1, 3]),
+            PeerResponse::LedShards(vec![(1, 7), (3, 9)]),
+            PeerResponse::Groups(vec![vec![1, 2], Vec::new()]),
+            PeerResponse::Watermarks(vec![(5, Watermarks { log_start: 1, high_watermark: 9 })]),
             PeerResponse::ReplicaStatus(ReplicaStatusReport {
                 term: 3,
                 voters: vec![1, 2],
@@ -310,6 +365,9 @@ mod tests {
             PeerRequest::Progress,
             PeerRequest::Balance,
             PeerRequest::ShardIndex(3),
+            PeerRequest::LedShards,
+            PeerRequest::Groups(GroupsRequest { shard_id: 2, name: name.clone(), after: 3 }),
+            PeerRequest::Watermarks(WatermarksRequest { shard_id: 2, partitions: vec![4, 5] }),
             PeerRequest::ReplicaStatus(ReplicaStatusRequest {
                 shard_id: 3,
                 ..ReplicaStatusRequest::default()

@@ -4,6 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::placement::ShardTarget;
 use crate::limits;
 use crate::peer::Hub;
 use crate::raft::{Membership, Replica, ReplicaId, node_of};
@@ -77,7 +78,10 @@ impl ProgressRecord {
 struct ReconcileInput<'a> {
     own: ReplicaId,
     membership: &'a Membership,
+    /// The voters that the shard should have.
     target: &'a BTreeSet<ReplicaId>,
+    /// Replicas that should follow the log without a vote.
+    followers: &'a BTreeSet<ReplicaId>,
     /// Nodes that this node is connected to, and itself.
     reached: &'a BTreeSet<u64>,
     /// Entries that each of the other replicas lacks.
@@ -125,12 +129,21 @@ impl ReconcileInput<'_> {
         if configs.len() > 1 {
             return Step::LeaveJoint;
         }
-        let unwanted: BTreeSet<ReplicaId> = learners.difference(self.target).copied().collect();
+        let is_unwanted =
+            |id: &&ReplicaId| !self.target.contains(id) && !self.followers.contains(id);
+        let unwanted: BTreeSet<ReplicaId> = learners.iter().filter(is_unwanted).copied().collect();
         if !unwanted.is_empty() {
             return Step::DropLearners(unwanted);
         }
+        let is_new = |id: &&ReplicaId| !learners.contains(id) && !voters.contains(id);
+        let mut new_followers = self.followers.iter().copied().filter(|id| is_new(&id));
+        if let Some(id) = new_followers.clone().find(|id| self.is_reached(*id)) {
+            return Step::AddLearner(id);
+        }
         if voters == self.target {
-            return Step::Done;
+            let Some(absent) = new_followers.next() else { return Step::Done };
+            let blocked = format!("node {} cannot be reached", node_of(absent));
+            return wait(ChangePhase::Pending, &blocked);
         }
         let new: Vec<ReplicaId> = self.target.difference(voters).copied().collect();
         if let Some(&id) = new.iter().find(|id| !learners.contains(id)) {
@@ -201,7 +214,7 @@ pub(super) async fn reconcile(
     replica: &Replica,
     hub: &Hub,
     shard_id: u64,
-    target: &BTreeSet<ReplicaId>,
+    target: &ShardTarget,
 ) -> Result<(ChangePhase, u64, String), String> {
     loop {
         let membership = replica.membership();
@@ -214,7 +227,8 @@ pub(super) async fn reconcile(
         let input = ReconcileInput {
             own: replica.id(),
             membership: &membership,
-            target,
+            target: &target.voters,
+            followers: &target.learners,
             reached: &reached,
             lags: &lags,
         };
@@ -231,7 +245,9 @@ pub(super) async fn reconcile(
                 Step::LeaveJoint => replica.leave_joint().await?,
                 Step::AddLearner(id) => replica.add_learner(id).await?,
                 Step::DropLearners(ids) => replica.drop_learners(ids).await?,
-                Step::SetVoters(ids) => replica.set_voters(ids).await?,
+                Step::SetVoters(ids) => {
+                    replica.set_voters(ids, !target.learners.is_empty()).await?;
+                }
                 Step::TransferLeadership(id) => {
                     let transferred = replica.transfer_leadership(Some(node_of(id)), &[]).await;
                     transferred.map_err(|error| error.to_string())?;

@@ -32,7 +32,7 @@ impl Cluster {
     ///
     /// # Errors
     /// [`Error::TopicAlreadyExists`] if the settings differ, [`Error::Unimplemented`] for another
-    /// replication factor than the number of nodes, [`Error::InvalidArgument`], [`Error::NoLeader`]
+    /// replication factor than that of all shards, [`Error::InvalidArgument`], [`Error::NoLeader`]
     /// while the cluster forms, and the errors of [`Self::command`].
     pub async fn create_topic(
         &self,
@@ -48,16 +48,16 @@ impl Cluster {
             // The members register within moments of the first election.
             return Err(Error::NoLeader { shard: 0 });
         }
-        let nodes = u32::try_from(self.nodes().len()).unwrap_or(u32::MAX);
-        if spec.replication_factor != 0 && spec.replication_factor != nodes {
-            // Every shard has a replica on each node, and a topic has no shards of its own.
-            let what = "a replication_factor other than the number of nodes";
+        let replicas = self.replica_count();
+        if spec.replication_factor != 0 && spec.replication_factor != replicas {
+            // All shards have the same number of replicas, and a topic has no shards of its own.
+            let what = "a replication_factor other than the number of replicas of all shards";
             return Err(Error::Unimplemented { what });
         }
         let new = CreateTopic {
             name: spec.name.clone(),
             partition_count: spec.partition_count,
-            replication_factor: nodes,
+            replication_factor: replicas,
             settings: spec.settings,
             shards: self.machine().read(|state| state.shards().iter().copied().collect()),
             requested_at_us: self.clock.now_us(),

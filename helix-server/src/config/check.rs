@@ -11,10 +11,11 @@ use super::{
     AuthSetting, ClientCertificates, ConsoleUse, ServerConfig, SocketMode, StorageMode, TlsUse,
 };
 use crate::limits::{
-    BATCH_BYTES_MAX, ELECTION_TIMEOUT_MS_MAX, ELECTION_TIMEOUT_MS_MIN, PARTITIONS_MAX,
+    BATCH_BYTES_MAX, ELECTION_TIMEOUT_MS_MAX, ELECTION_TIMEOUT_MS_MIN, MEMBERS_MAX, PARTITIONS_MAX,
     PARTITIONS_PER_TOPIC_MAX, SHARDS_MAX,
 };
 use crate::memory::{MEMORY_LIMIT_MIN, MemoryShares};
+use crate::trace::CAN_EXPORT;
 
 /// Largest segment that the log accepts: it preallocates several.
 const SEGMENT_BYTES_MAX: u64 = 1 << 30;
@@ -27,7 +28,7 @@ const SEGMENT_BYTES_MIN: u64 = 2 * BATCH_BYTES_MAX as u64;
 
 /// Other nodes that `--peer` may name. A node that joins a cluster names all of its members. The
 /// size of the cluster is checked when it is formed.
-const OTHERS_MAX: usize = 5;
+const OTHERS_MAX: usize = MEMBERS_MAX;
 
 /// With less, a shard would mostly write checkpoints.
 const CHECKPOINT_BYTES_MIN: u64 = 64 << 10;
@@ -108,6 +109,7 @@ impl ServerConfig {
         problems.expect(is_size, "segment-bytes", &self.segment_bytes, what);
         self.check_memory(&mut problems);
         self.check_console(&mut problems);
+        self.check_traces(&mut problems);
         let is_sparing = self.checkpoint_bytes >= CHECKPOINT_BYTES_MIN;
         let what = "choose at least 64KiB";
         problems.expect(is_sparing, "checkpoint-bytes", &self.checkpoint_bytes, what);
@@ -225,7 +227,7 @@ impl ServerConfig {
             self.other_nodes().len() <= OTHERS_MAX,
             "peer",
             &self.peers.len(),
-            "a cluster has at most 5 nodes",
+            "a cluster has at most 32 nodes",
         );
     }
 
@@ -303,6 +305,25 @@ impl ServerConfig {
             let what = "name a host as in the browser's address, without scheme and port: \
                         console.example, 192.0.2.7 or [2001:db8::7]";
             problems.expect(is_host, "console-host", name, what);
+        }
+    }
+
+    fn check_traces(&self, problems: &mut ConfigProblems) {
+        let Some(endpoint) = &self.otlp_endpoint else {
+            let what = "there is no collector; set --otlp-endpoint";
+            let is_off = self.trace_sample.0 == 0;
+            return problems.expect(is_off, "trace-sample", &self.trace_sample, what);
+        };
+        let what = "this program was built without traces; use one of a release, or build it with \
+                    --features otlp";
+        problems.expect(CAN_EXPORT, "otlp-endpoint", endpoint, what);
+        let address = endpoint.strip_prefix("http://").map(|rest| rest.trim_end_matches('/'));
+        match address {
+            Some(address) => problems.expect_dialable("otlp-endpoint", endpoint, address),
+            None => {
+                let what = "write it as http://host:port; for TLS run a collector on this machine";
+                problems.expect(false, "otlp-endpoint", endpoint, what);
+            }
         }
     }
 

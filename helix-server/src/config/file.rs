@@ -117,6 +117,8 @@ fn single(
             let number = u64::from_str_radix(number.as_str(), number.radix());
             number.map_err(|_| wrong(format!("write {}", setting.expected())))?.to_string()
         }
+        (SettingKind::Share, DeValue::Integer(number)) => number.as_str().to_owned(),
+        (SettingKind::Share, DeValue::Float(number)) => number.as_str().to_owned(),
         (SettingKind::Time, DeValue::Integer(number)) if number.as_str() == "0" => "0".to_owned(),
         (
             SettingKind::Size

@@ -36,7 +36,7 @@ pub use token_file::SecretFile;
 pub(crate) use values::log_filter;
 use values::{
     parse_address, parse_admin_addr, parse_bytes, parse_duration, parse_log_level, parse_peer,
-    parse_socket, parse_socket_mode, parse_topic,
+    parse_share, parse_socket, parse_socket_mode, parse_topic,
 };
 
 /// Storage of a node's logs.
@@ -112,6 +112,24 @@ impl fmt::Display for SocketMode {
 /// Difference between the default admin port and the clients' port, so that nodes on one machine
 /// differ in both.
 const ADMIN_PORT_STEP: u16 = 552;
+
+/// A share of batches, from 0 to 1, in millionths.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SampleShare(pub u32);
+
+impl SampleShare {
+    pub(super) const WHOLE: u32 = 1_000_000;
+
+    pub fn as_f64(self) -> f64 {
+        f64::from(self.0) / f64::from(Self::WHOLE)
+    }
+}
+
+impl fmt::Display for SampleShare {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.as_f64())
+    }
+}
 
 /// Format of the server's log on stderr.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -340,6 +358,15 @@ pub struct ServerConfig {
     /// Use the page cache instead of direct I/O
     #[arg(long)]
     pub no_direct_io: bool,
+
+    /// OpenTelemetry collector for traces, over gRPC without TLS
+    #[arg(long, value_name = "http://HOST:PORT")]
+    pub otlp_endpoint: Option<String>,
+
+    /// Share of the batches without a trace context that are traced, from 0 to 1; needs
+    /// --otlp-endpoint
+    #[arg(long, value_name = "SHARE", value_parser = parse_share, default_value = "0")]
+    pub trace_sample: SampleShare,
 
     /// Format of the log on stderr
     #[arg(long, value_enum, default_value_t = LogFormat::Text)]

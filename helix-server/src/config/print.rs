@@ -6,6 +6,7 @@ use std::fmt::{self, Display, Write};
 
 use super::flags::{ResolvedConfig, ResolvedSetting};
 use super::settings::SettingKind;
+use super::values::parse_share;
 
 impl Display for ResolvedConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -32,6 +33,7 @@ impl Display for ResolvedSetting {
                 write!(f, "{key} = [{}]", values.collect::<Vec<_>>().join(", "))?;
             }
             (SettingKind::Number, [value, ..]) => write!(f, "{key} = {}", number(&text(value)))?,
+            (SettingKind::Share, [value, ..]) => write!(f, "{key} = {}", share(&text(value)))?,
             (SettingKind::Switch, [value, ..]) => write!(f, "{key} = {}", is_on(&text(value)))?,
             (_, [value, ..]) => write!(f, "{key} = {}", quoted(&text(value)))?,
         }
@@ -42,6 +44,11 @@ impl Display for ResolvedSetting {
 /// Formats a number without leading zeros, which flags allow and TOML does not.
 fn number(text: &str) -> String {
     text.parse::<u64>().map_or_else(|_| text.to_owned(), |number| number.to_string())
+}
+
+/// Formats a share as TOML does: `.5` is `0.5`.
+fn share(text: &str) -> String {
+    parse_share(text).map_or_else(|_| quoted(text), |share| share.to_string())
 }
 
 /// Parses a switch as clap does.

@@ -17,7 +17,9 @@ fn default(setting: &Setting) -> String {
     let quoted: Vec<_> = values.iter().map(|value| format!("{value:?}")).collect();
     match setting.kind() {
         _ if values.is_empty() => String::new(),
-        SettingKind::Switch | SettingKind::Number => format!("`{}`", values.join(" ")),
+        SettingKind::Switch | SettingKind::Number | SettingKind::Share => {
+            format!("`{}`", values.join(" "))
+        }
         SettingKind::List => format!("`[{}]`", quoted.join(", ")),
         _ => format!("`{}`", quoted.join(", ")),
     }

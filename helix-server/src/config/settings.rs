@@ -27,6 +27,8 @@ pub(super) fn removed(key: &str) -> Option<&'static str> {
 pub enum SettingKind {
     Switch,
     Number,
+    /// Decimal number from 0 to 1.
+    Share,
     Size,
     Time,
     Choice,
@@ -105,6 +107,7 @@ impl Setting {
             "BOOL" => SettingKind::Switch,
             "BYTES" => SettingKind::Size,
             "TIME" => SettingKind::Time,
+            "SHARE" => SettingKind::Share,
             _ if numbers.iter().any(|number| type_id == *number) => SettingKind::Number,
             _ if !self.arg.get_possible_values().is_empty() => SettingKind::Choice,
             _ => SettingKind::Text,
@@ -116,6 +119,7 @@ impl Setting {
         match self.kind() {
             SettingKind::Switch => "true or false".to_owned(),
             SettingKind::Number => "a whole number, without quotes".to_owned(),
+            SettingKind::Share => "a number from 0 to 1, as in 0.01".to_owned(),
             SettingKind::Size => "a size, as in 1048576 or \"64MiB\"".to_owned(),
             SettingKind::Time => "a duration, as in \"90s\", \"15m\" or \"7d\"".to_owned(),
             SettingKind::Choice => format!("one of {}", self.choices()),

@@ -8,7 +8,7 @@ use std::time::Duration;
 use helix_proto::address;
 use tracing_subscriber::filter::Targets;
 
-use super::{AdminAddr, SocketMode};
+use super::{AdminAddr, SampleShare, SocketMode};
 use crate::cluster::is_topic_name;
 
 /// Longest duration, in seconds: its microseconds have 64 bits.
@@ -48,6 +48,18 @@ pub(super) fn parse_socket_mode(text: &str) -> Result<SocketMode, String> {
     match u32::from_str_radix(text, 8) {
         Ok(mode) if is_octal && mode <= SocketMode::MAX.0 => Ok(SocketMode(mode)),
         _ => Err(format!("write permissions in octal, as in 0660 or 0600, not {text:?}")),
+    }
+}
+
+/// Parses a share from 0 to 1, to a millionth.
+pub(super) fn parse_share(text: &str) -> Result<SampleShare, String> {
+    let share = text.parse::<f64>().ok().filter(|share| (0.0..=1.0).contains(share));
+    let share =
+        share.ok_or_else(|| format!("write a number from 0 to 1, as in 0.01, not {text:?}"))?;
+    let millionths = (share * f64::from(SampleShare::WHOLE)).round() as u32;
+    match millionths {
+        0 if share > 0.0 => Err(format!("write at least 0.000001, or 0 for none, not {text:?}")),
+        millionths => Ok(SampleShare(millionths)),
     }
 }
 
@@ -213,6 +225,16 @@ mod tests {
         }
         for wrong in ["", "0880", "1777", "00660", "+660", "rw", "-1"] {
             assert!(parse_socket_mode(wrong).unwrap_err().contains("0660"), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn parses_shares() {
+        for (text, millionths) in [("0", 0), ("1", 1_000_000), ("0.01", 10_000), ("1e-6", 1)] {
+            assert_eq!(parse_share(text).unwrap(), SampleShare(millionths));
+        }
+        for wrong in ["", "-0.1", "1.1", "NaN", "inf", "1%", "0.0000001"] {
+            assert!(parse_share(wrong).unwrap_err().contains(wrong), "{wrong:?}");
         }
     }
 

@@ -2,7 +2,8 @@
 
 pub use crate::records::member_command_record::Command as MemberCommand;
 pub use crate::records::{
-    AddMember, InitMembers, Joined, RemoveMember, ReplaceMember, SetDraining,
+    AddMember, CancelMove, FinishMove, InitMembers, Joined, PlanMove, RemoveMember, ReplaceMember,
+    ReplicaCreated, SetCordoned, SetDraining, TakePlacement,
 };
 
 impl MemberCommand {
@@ -15,6 +16,13 @@ impl MemberCommand {
             Self::SetDraining(_) => "set draining",
             Self::Joined(_) => "node has joined",
             Self::Finish(_) => "finish membership change",
+            Self::TakePlacement(_) => "take placement",
+            Self::SetCordoned(_) => "set cordoned",
+            Self::SetReplicas(_) => "set replicas",
+            Self::PlanMove(_) => "plan move",
+            Self::ReplicaCreated(_) => "replica was created",
+            Self::FinishMove(_) => "finish move",
+            Self::CancelMove(_) => "cancel move",
         }
     }
 }

@@ -199,6 +199,10 @@ metrics! {
         "Age of the oldest append that is not synced; grows while the disk stalls"
     WalWritable Gauge "helix_wal_writable" ["shard"]
         "1 while the log accepts appends; 0 while the disk is full, or after a failure"
+    TracesExported Counter "helix_traces_exported_total" []
+        "Traced batches and deliveries sent to the collector of --otlp-endpoint"
+    TracesDropped Counter "helix_traces_dropped_total" []
+        "Traced batches and deliveries dropped, because the collector was slow or failed"
     ScrubbedBytes Counter "helix_scrubbed_bytes_total" []
         "Bytes of the logs that scrubbing has read to find damage"
     ScrubRounds Counter "helix_scrub_rounds_total" []

@@ -19,6 +19,9 @@ const RETRY_DELAY: Duration = Duration::from_millis(200);
 /// Interval between checks of the leader placement.
 const BALANCE_INTERVAL: Duration = Duration::from_secs(1);
 
+/// Interval at which a node asks for the leaders of shards without a replica here.
+const LEADERS_INTERVAL: Duration = Duration::from_millis(500);
+
 pub(super) fn start(node: &Arc<Node>) {
     for shard in node.shards() {
         start_shard(node, shard);
@@ -26,6 +29,7 @@ pub(super) fn start(node: &Arc<Node>) {
     start_cluster(node);
     tokio::spawn(watch_route_inputs(Arc::downgrade(node)));
     tokio::spawn(balance_leaders(Arc::downgrade(node)));
+    tokio::spawn(learn_leaders(Arc::downgrade(node)));
 }
 
 /// Starts the tasks of an open data shard; they end when it is closed.
@@ -293,6 +297,22 @@ async fn watch_route_inputs(node: Weak<Node>) {
             return;
         }
         node.routes.send_modify(|count| *count += 1);
+    }
+}
+
+/// Asks for the leaders of the shards without a replica here.
+async fn learn_leaders(node: Weak<Node>) {
+    let mut tick = tokio::time::interval(LEADERS_INTERVAL);
+    tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        tick.tick().await;
+        let Some(node) = node.upgrade() else { return };
+        if node.draining.is_cancelled() {
+            return;
+        }
+        if node.cluster.learn_leaders().await {
+            node.routes.send_modify(|count| *count += 1);
+        }
     }
 }
 

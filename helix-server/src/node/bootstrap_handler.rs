@@ -108,6 +108,10 @@ impl BootstrapHandler {
         self.members.iter().map(|node| replica_id(*node, FIRST_GENERATION)).collect()
     }
 
+    pub(super) fn weak_node(&self) -> Weak<Node> {
+        self.node.get().cloned().unwrap_or_default()
+    }
+
     fn node(&self) -> Option<Arc<Node>> {
         self.node.get()?.upgrade()
     }

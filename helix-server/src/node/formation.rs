@@ -27,7 +27,7 @@ use crate::random::Random;
 
 /// Allowed sizes of a new cluster. An even number of nodes tolerates no more failures than the odd
 /// number below it.
-const CLUSTER_SIZES: [usize; 3] = [1, 3, 5];
+const CLUSTER_SIZES: [usize; 5] = [1, 3, 5, 7, 9];
 
 /// Interval at which an empty node asks the other nodes.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
@@ -77,8 +77,7 @@ pub(super) async fn form(
     let node_id = logs.settings.node_id;
     let is_initiator = !handler.is_single_node() && handler.members.first() == Some(&node_id);
     if logs.exists(0).await? {
-        let unknown =
-            LogIdentity { cluster: 0, node_id, generation: FIRST_GENERATION, shard_id: 0 };
+        let unknown = LogIdentity::of_node(0, node_id, FIRST_GENERATION);
         // In a cluster of several nodes, other nodes can rebuild a damaged log.
         let log = logs.open_shard0(unknown, handler.is_single_node()).await?;
         let identity = log.identity.clone();
@@ -212,9 +211,8 @@ fn decide(
     }
     if !CLUSTER_SIZES.contains(&handler.members.len()) {
         return wait(format!(
-            "{} nodes {:?} cannot form a cluster, only 1, 3 or 5 can; give --peer for each of \
-             them, \
-             or start the other nodes first and have this one added",
+            "{} nodes {:?} cannot form a cluster, only 1, 3, 5, 7 or 9 can; give --peer for each \
+             of them, or start the other nodes first and have this one added",
             handler.members.len(),
             handler.members
         ));
@@ -342,7 +340,8 @@ async fn create(
     let node_id = logs.settings.node_id;
     let mut created = BTreeMap::new();
     for shard_id in shards.into_iter().chain([0]) {
-        let identity = LogIdentity { cluster, node_id, generation, shard_id };
+        let identity =
+            LogIdentity { shard_id, ..LogIdentity::of_node(cluster, node_id, generation) };
         let log = logs.open(identity).await?;
         if (log.identity.cluster, log.identity.generation) != (cluster, generation) {
             let what = format!(
@@ -355,7 +354,7 @@ async fn create(
         created.insert(shard_id, log);
     }
     handler.set_identity(cluster, generation);
-    let identity = LogIdentity { cluster, node_id, generation, shard_id: 0 };
+    let identity = LogIdentity::of_node(cluster, node_id, generation);
     let peer_addrs = BTreeMap::new();
     Ok(Formation { identity, is_new: true, is_initiator, peer_addrs, logs: created })
 }

@@ -1,6 +1,10 @@
 //! Consumer groups for requests: their shards, their partitions, and committed start positions.
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use futures_util::future::join_all;
 
 use super::Node;
 use super::lookup::LocatedPartition;
@@ -8,10 +12,16 @@ use super::shard_slots::ShardSlot;
 use crate::cluster::{matched_topics, unmatched};
 use crate::error::{Error, Result};
 use crate::log::{
-    CommittedRow, ConsumerGroup, GroupRefusal, MatchedTopic, PartitionId, PartitionKey, Refusal,
-    TopicInfo, Watermarks,
+    CommittedRow, ConsumerGroup, GroupRefusal, MatchedTopic, PartitionId, PartitionKey,
+    PartitionLocation, Refusal, TopicInfo, Watermarks,
 };
 use crate::shard::{GroupWatch, ReadFrom, Shard};
+
+/// Longest wait for the leader of a shard without a replica here, for figures that may be missing.
+const REMOTE_WAIT_MAX: Duration = Duration::from_secs(1);
+
+/// Interval at which a reader asks for its group, if the group's shard has no replica here.
+const REMOTE_GROUP_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Start of a reader whose group has no usable committed offset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -72,8 +82,86 @@ impl Node {
             Some(ShardSlot::Damaged(what) | ShardSlot::Stopped(what)) => {
                 Err(Error::ShardClosed { shard: shard_id, what })
             }
+            None => Err(self.cluster.elsewhere(shard_id)),
+        }
+    }
+
+    /// Returns the shard of a group whose replicas are on other nodes.
+    async fn remote_group_shard(&self, group: &str) -> Result<Option<u64>> {
+        self.check_member()?;
+        let shard = self.cluster.group_shard(group).await?;
+        Ok(shard.filter(|shard| self.cluster.is_elsewhere(*shard)))
+    }
+
+    /// Asks the leaders of shards without a replica here for the ends of partitions, so that their
+    /// watermarks are known. Partitions of leaders that do not respond in time stay unknown.
+    pub async fn learn_watermarks(&self, keys: impl IntoIterator<Item = PartitionKey>) {
+        let mut by_shard: BTreeMap<u64, Vec<PartitionId>> = BTreeMap::new();
+        let mut topic: Option<Arc<TopicInfo>> = None;
+        for key in keys {
+            // In order, so most follow one of the same topic.
+            if topic.as_ref().is_none_or(|topic| topic.id != key.topic_id) {
+                topic = self.topic_of(key.topic_id);
+            }
+            let location = topic.as_ref().and_then(|topic| topic.location(key.number));
+            let Some(PartitionLocation { shard_id, partition }) = location else { continue };
+            by_shard.entry(shard_id).or_default().push(partition);
+        }
+        by_shard.retain(|shard_id, _| self.cluster.is_elsewhere(*shard_id));
+        let asked = by_shard.iter().map(|(shard_id, partitions)| async {
+            let learning = self.cluster.learn_watermarks(*shard_id, partitions);
+            // Ignored: they stay unknown.
+            let _ = tokio::time::timeout(REMOTE_WAIT_MAX, learning).await;
+        });
+        join_all(asked).await;
+    }
+
+    /// Returns the current watermarks of a partition whose shard has its replicas on other nodes;
+    /// `None` for any other one.
+    ///
+    /// # Errors
+    /// [`Error::NoLeader`] if the leader does not respond or does not know the partition.
+    pub async fn remote_watermarks(&self, key: PartitionKey) -> Result<Option<Watermarks>> {
+        let topic = self.topic_of(key.topic_id);
+        let location = topic.as_ref().and_then(|topic| topic.location(key.number));
+        let Some(PartitionLocation { shard_id, partition }) = location else { return Ok(None) };
+        if !self.cluster.is_elsewhere(shard_id) {
+            return Ok(None);
+        }
+        self.cluster.learn_watermarks(shard_id, &[partition]).await?;
+        match self.cluster.remembered_watermarks(partition) {
+            Some(watermarks) => Ok(Some(watermarks)),
             None => Err(Error::NoLeader { shard: shard_id }),
         }
+    }
+
+    /// Returns the first groups of each shard without a replica here whose names sort after
+    /// `after`, sorted by name, at most `limit` of a shard.
+    ///
+    /// # Errors
+    /// [`Error::NoLeader`] if the leader of a shard does not respond.
+    pub async fn remote_groups(
+        &self,
+        after: &str,
+        limit: usize,
+    ) -> Result<Vec<Vec<(String, ConsumerGroup)>>> {
+        let shards = self.cluster.machine().read(|state| state.shards().clone());
+        let shards = shards.into_iter().filter(|shard| self.cluster.is_elsewhere(*shard));
+        let limit = u32::try_from(limit).unwrap_or(u32::MAX);
+        let asked = shards.map(|shard| self.cluster.remote_groups(shard, after, limit));
+        join_all(asked).await.into_iter().collect()
+    }
+
+    /// Returns whether the shard of a partition has a leader, and whether the partition is empty by
+    /// what that leader said last. `None` if the shard has a replica here.
+    pub fn remote_state(&self, key: PartitionKey) -> Option<(bool, bool)> {
+        let location = self.topic_of(key.topic_id)?.location(key.number)?;
+        let is_elsewhere = self.cluster.is_elsewhere(location.shard_id);
+        is_elsewhere.then(|| {
+            let watermarks = self.cluster.remembered_watermarks(location.partition);
+            let is_empty = watermarks.is_some_and(|it| it.log_start == it.high_watermark);
+            (self.cluster.remote_leader(location.shard_id).is_some(), is_empty)
+        })
     }
 
     /// Returns the topic and the location of a partition, if they exist here.
@@ -113,14 +201,24 @@ impl Node {
 
     /// Returns the watermarks of a partition as this node's replica has them.
     pub fn watermarks_of(&self, key: PartitionKey) -> Option<Watermarks> {
-        let (_, shard, partition) = self.locate_key(key)?;
-        shard.watermarks(partition).ok()
+        match self.locate_key(key) {
+            Some((_, shard, partition)) => shard.watermarks(partition).ok(),
+            None => self.remembered(key),
+        }
+    }
+
+    fn remembered(&self, key: PartitionKey) -> Option<Watermarks> {
+        let location = self.topic_of(key.topic_id)?.location(key.number)?;
+        let is_elsewhere = self.cluster.is_elsewhere(location.shard_id);
+        self.cluster.remembered_watermarks(location.partition).filter(|_| is_elsewhere)
     }
 
     /// Like [`Self::watermarks_of`], if they cover an offset or come from the leader; a follower
     /// that is behind does not know the end.
     pub fn known_watermarks(&self, key: PartitionKey, offset: u64) -> Option<Watermarks> {
-        let (_, shard, partition) = self.locate_key(key)?;
+        let Some((_, shard, partition)) = self.locate_key(key) else {
+            return self.remembered(key).filter(|it| offset <= it.high_watermark);
+        };
         let watermarks = shard.watermarks(partition).ok()?;
         (offset <= watermarks.high_watermark || shard.is_leader()).then_some(watermarks)
     }
@@ -195,21 +293,52 @@ impl Node {
         group: &str,
         located: &LocatedPartition,
     ) -> Result<CommittedStart> {
-        let shard = match self.find_group(group).await {
-            Err(Error::GroupNotFound { .. }) => return Ok(CommittedStart::None),
-            found => found?,
-        };
-        self.cluster.catch_up_shard(&shard).await?;
         let key = PartitionKey { topic_id: located.topic.id, number: located.number };
         let name = located.topic.name.as_str();
-        Ok(shard.read_groups(|groups| {
-            let Some(group) = groups.get(group) else { return CommittedStart::None };
+        let start = |group: Option<&ConsumerGroup>| {
+            let Some(group) = group else { return CommittedStart::None };
             if let Some(offset) = group.offset(key).and_then(CommittedRow::offset) {
                 return CommittedStart::Offset(offset);
             }
             let earlier = group.earlier_topic(key.topic_id, name);
             earlier.map_or(CommittedStart::None, CommittedStart::EarlierTopic)
-        }))
+        };
+        if let Some(shard) = self.remote_group_shard(group).await? {
+            let found = self.cluster.remote_groups(shard, group, 0).await?;
+            return Ok(start(found.first().map(|(_, group)| group)));
+        }
+        let shard = match self.find_group(group).await {
+            Err(Error::GroupNotFound { .. }) => return Ok(CommittedStart::None),
+            found => found?,
+        };
+        self.cluster.catch_up_shard(&shard).await?;
+        Ok(shard.read_groups(|groups| start(groups.get(group))))
+    }
+
+    /// Follows a member's partitions as [`Self::follow_membership`] does, for a group whose shard
+    /// has no replica here: it is asked for again from time to time.
+    async fn follow_remote(
+        &self,
+        shard_id: u64,
+        group: &str,
+        member_id: &str,
+        epoch: u64,
+    ) -> Result<ReaderMembership> {
+        let found = self.cluster.remote_groups(shard_id, group, 0).await?;
+        let state = found.into_iter().next().map(|(_, state)| state);
+        let current = state.as_ref().and_then(|it| Some(it.member_epoch(it.member(member_id)?)));
+        let refusal = match current {
+            None => Some(GroupRefusal::UnknownMember { member_id: member_id.to_owned() }),
+            Some(current) if current < epoch => Some(GroupRefusal::StaleEpoch { epoch, current }),
+            Some(_) => None,
+        };
+        if let Some(refusal) = refusal {
+            return Err(Refusal::from(refusal).into());
+        }
+        let node = self.handler.weak_node();
+        let (group, member_id) = (group.to_owned(), member_id.to_owned());
+        let source = MembershipSource::Remote { node, shard_id, state: Box::new(state) };
+        Ok(ReaderMembership { source, group, member_id, epoch })
     }
 
     /// Follows a member's partitions for a reader, from this node's replica of the group.
@@ -223,6 +352,9 @@ impl Node {
         member_id: &str,
         epoch: u64,
     ) -> Result<ReaderMembership> {
+        if let Some(shard_id) = self.remote_group_shard(group).await? {
+            return self.follow_remote(shard_id, group, member_id, epoch).await;
+        }
         let shard = self.find_group(group).await?;
         let current = || {
             shard.read_groups(|groups| {
@@ -249,15 +381,30 @@ impl Node {
         }
         let watch = shard.watch_group(group);
         let (group, member_id) = (group.to_owned(), member_id.to_owned());
-        Ok(ReaderMembership { shard, watch, group, member_id, epoch })
+        let source = MembershipSource::Local { shard, watch };
+        Ok(ReaderMembership { source, group, member_id, epoch })
     }
+}
+
+/// Where a reader learns of its group.
+#[derive(Debug)]
+enum MembershipSource {
+    Local {
+        shard: Arc<Shard>,
+        watch: GroupWatch,
+    },
+    Remote {
+        node: Weak<Node>,
+        shard_id: u64,
+        /// The group as its leader sent it last.
+        state: Box<Option<ConsumerGroup>>,
+    },
 }
 
 /// A member whose partitions are read.
 #[derive(Debug)]
 pub struct ReaderMembership {
-    shard: Arc<Shard>,
-    watch: GroupWatch,
+    source: MembershipSource,
     group: String,
     member_id: String,
     epoch: u64,
@@ -266,12 +413,33 @@ pub struct ReaderMembership {
 impl ReaderMembership {
     /// Waits until the group has changed.
     pub async fn changed(&mut self) {
-        self.watch.changed().await;
+        let (node, shard_id, state) = match &mut self.source {
+            MembershipSource::Local { watch, .. } => return watch.changed().await,
+            MembershipSource::Remote { node, shard_id, state } => (node, *shard_id, state),
+        };
+        loop {
+            tokio::time::sleep(REMOTE_GROUP_INTERVAL).await;
+            let Some(node) = node.upgrade() else { continue };
+            // Without a leader to ask, the reader keeps its partitions.
+            let Ok(found) = node.cluster.remote_groups(shard_id, &self.group, 0).await else {
+                continue;
+            };
+            let found = found.into_iter().next().map(|(_, state)| state);
+            if found.as_ref().map(ConsumerGroup::epoch)
+                != state.as_ref().as_ref().map(ConsumerGroup::epoch)
+            {
+                **state = found;
+                return;
+            }
+        }
     }
 
     /// Returns whether the group has changed since the last call.
     pub fn take_changed(&mut self) -> bool {
-        self.watch.take_changed()
+        match &mut self.source {
+            MembershipSource::Local { watch, .. } => watch.take_changed(),
+            MembershipSource::Remote { .. } => false,
+        }
     }
 
     /// Checks that the member has not lost the partition.
@@ -279,16 +447,22 @@ impl ReaderMembership {
     /// # Errors
     /// [`GroupRefusal::UnknownMember`] and [`GroupRefusal::NotOwned`].
     pub fn check(&self, partition: PartitionKey) -> Result<()> {
-        // Read first: the state is at least as new.
-        let is_newer = self.shard.applied() >= self.epoch;
         let (epoch, member_id) = (self.epoch, self.member_id.as_str());
-        let lost = self.shard.read_groups(|groups| match groups.get(&self.group) {
+        let lost_in = |group: Option<&ConsumerGroup>, is_newer: bool| match group {
             Some(group) if group.has_lost(member_id, epoch, partition) => {
                 Some(group.member(member_id).is_some().then(|| group.assignment_epoch()))
             }
             None if is_newer => Some(None),
             Some(_) | None => None,
-        });
+        };
+        let lost = match &self.source {
+            MembershipSource::Local { shard, .. } => {
+                // Read first: the state is at least as new.
+                let is_newer = shard.applied() >= self.epoch;
+                shard.read_groups(|groups| lost_in(groups.get(&self.group), is_newer))
+            }
+            MembershipSource::Remote { state, .. } => lost_in(state.as_ref().as_ref(), true),
+        };
         match lost {
             None => Ok(()),
             Some(Some(current)) => {

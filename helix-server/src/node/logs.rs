@@ -27,31 +27,45 @@ pub(super) struct LogIdentity {
     pub(super) node_id: u64,
     pub(super) generation: u32,
     pub(super) shard_id: u64,
+    /// Generation of the node's replica of shard 0: older replicas are lost.
+    pub(super) node_generation: u32,
 }
 
 impl LogIdentity {
     const MAGIC: &'static [u8; 8] = b"helix-id";
+    /// Length of the identity of a replica with the generation of its node.
+    const SHORT: usize = 44;
+
+    /// Returns the identity of a node's log of shard 0.
+    pub(super) fn of_node(cluster: u128, node_id: u64, generation: u32) -> Self {
+        Self { cluster, node_id, generation, shard_id: 0, node_generation: generation }
+    }
 
     fn encode(&self) -> Bytes {
-        let mut bytes = BytesMut::with_capacity(44);
+        let mut bytes = BytesMut::with_capacity(Self::SHORT + 4);
         bytes.put_slice(Self::MAGIC);
         bytes.put_u128_le(self.cluster);
         bytes.put_u64_le(self.node_id);
         bytes.put_u32_le(self.generation);
         bytes.put_u64_le(self.shard_id);
+        if self.node_generation != self.generation {
+            bytes.put_u32_le(self.node_generation);
+        }
         bytes.freeze()
     }
 
     fn decode(mut bytes: Bytes) -> Option<Self> {
-        if bytes.len() != 44 || bytes.split_to(8) != Self::MAGIC[..] {
+        let has_node_generation = bytes.len() == Self::SHORT + 4;
+        if !has_node_generation && bytes.len() != Self::SHORT {
             return None;
         }
-        Some(Self {
-            cluster: bytes.get_u128_le(),
-            node_id: bytes.get_u64_le(),
-            generation: bytes.get_u32_le(),
-            shard_id: bytes.get_u64_le(),
-        })
+        if bytes.split_to(8) != Self::MAGIC[..] {
+            return None;
+        }
+        let (cluster, node_id) = (bytes.get_u128_le(), bytes.get_u64_le());
+        let (generation, shard_id) = (bytes.get_u32_le(), bytes.get_u64_le());
+        let node_generation = if has_node_generation { bytes.get_u32_le() } else { generation };
+        Some(Self { cluster, node_id, generation, shard_id, node_generation })
     }
 }
 
@@ -147,6 +161,9 @@ impl NodeLogs<'_> {
         };
         let new = identity.encode();
         let open = move || {
+            if Wal::is_being_removed(&*storage)? {
+                Wal::remove(&*storage)?;
+            }
             // An existing log has an identity; a new one gets the given identity.
             let exists = Wal::exists(&*storage)?;
             let quarantined = Wal::quarantined_log(&*storage)?;
@@ -213,6 +230,23 @@ impl NodeLogs<'_> {
         Ok(OpenLog { wal, identity: found, checkpoint, reads, repair_of, truncated })
     }
 
+    /// Returns the generation of the replica whose log is in a shard's directory, also of a log
+    /// that does not open. `None` without a log.
+    pub(super) async fn generation(&self, shard_id: u64) -> Result<Option<u32>> {
+        if !self.exists(shard_id).await? {
+            return Ok(None);
+        }
+        let Some(storage) = self.storage(shard_id)? else { return Ok(None) };
+        let found = self.on_disk(shard_id, move || Wal::identity(&*storage)).await?;
+        Ok(found.and_then(LogIdentity::decode).map(|identity| identity.generation))
+    }
+
+    /// Deletes the log of a replica that was removed.
+    pub(super) async fn delete(&self, shard_id: u64) -> Result<()> {
+        let Some(storage) = self.storage(shard_id)? else { return Ok(()) };
+        self.on_disk(shard_id, move || Wal::remove(&*storage)).await
+    }
+
     /// Like [`Self::open`], but replaces a damaged log with a new one unless this is a single node.
     pub(super) async fn open_or_quarantine(
         &self,
@@ -255,25 +289,33 @@ impl NodeLogs<'_> {
         let mut shards = BTreeSet::new();
         // In a directory any log may be missing. Elsewhere the check itself creates the disk.
         let in_directory = matches!(self.settings.storage, NodeStorage::DataDir { .. });
+        let disks = match &self.settings.storage {
+            NodeStorage::Simulated(disks) => disks.shards(),
+            NodeStorage::Memory | NodeStorage::DataDir { .. } => None,
+        };
         for shard_id in 1..=limits::SHARDS_MAX {
+            if disks.as_ref().is_some_and(|disks| !disks.contains(&shard_id)) {
+                continue;
+            }
             if self.exists(shard_id).await? {
                 shards.insert(shard_id);
-            } else if !in_directory {
+            } else if !in_directory && disks.is_none() {
                 break;
             }
         }
         Ok(shards)
     }
 
-    /// Returns the identity of a damaged log, taken from another log of this node.
-    /// All logs of a node are created together and share cluster and generation.
+    /// Returns the identity of a damaged log of shard 0, taken from another log of this node.
     async fn identity_of_other_logs(&self, identity: &LogIdentity) -> Result<Option<LogIdentity>> {
         for other in self.data_shards().await? {
             let Some(storage) = self.storage(other)? else { continue };
             let found = self.on_disk(other, move || Wal::identity(&*storage)).await?;
             let found = found.and_then(LogIdentity::decode);
             if let Some(found) = found.filter(|found| found.node_id == identity.node_id) {
-                return Ok(Some(LogIdentity { shard_id: identity.shard_id, ..found }));
+                // All logs name the generation of the replica of shard 0, whose log this is.
+                let (generation, shard_id) = (found.node_generation, identity.shard_id);
+                return Ok(Some(LogIdentity { generation, shard_id, ..found }));
             }
         }
         Ok(None)

@@ -31,9 +31,9 @@ impl Node {
     ///
     /// # Errors
     /// [`Error::TopicNotFound`], [`Error::TopicDeleted`], [`Error::TopicRecreated`],
-    /// [`Error::PartitionNotFound`], [`Error::CorruptLog`], [`Error::ShardClosed`] or
-    /// [`Error::NoLeader`] if the shard is not open here, and [`Error::NotAMember`] on a removed
-    /// node.
+    /// [`Error::PartitionNotFound`], [`Error::CorruptLog`], [`Error::ShardClosed`],
+    /// [`Error::NotLeader`] or [`Error::NoLeader`] if the shard is not open here, and
+    /// [`Error::NotAMember`] on a removed node.
     pub async fn find(&self, topic: &str, id: u64, partition: u32) -> Result<LocatedPartition> {
         self.find_with(|| self.locate_with_id(topic, id, partition)).await
     }
@@ -165,7 +165,7 @@ impl Node {
             }),
             Some(ShardSlot::Damaged(what)) => Err(Error::CorruptLog { what }),
             Some(ShardSlot::Stopped(what)) => Err(Error::ShardClosed { shard: shard_id, what }),
-            None => Err(Error::NoLeader { shard: shard_id }),
+            None => Err(self.cluster.elsewhere(shard_id)),
         }
     }
 

@@ -97,7 +97,8 @@ async fn run_task(node: Weak<Node>, task: Task) {
 async fn reconcile_replicas(node: &Node, shard: Option<&Shard>) -> bool {
     let shard_id = shard.map_or(0, Shard::id);
     if let Some(shard) = shard {
-        shard.expect_replicas(node.cluster.machine().read(|state| state.members().target()));
+        let target = node.cluster.machine().read(|state| state.members().shard_target(shard_id));
+        shard.expect_replicas(target.voters);
     }
     let own = node.cluster.replica();
     let replica = shard.map_or(&*own, Shard::replica);
@@ -113,7 +114,9 @@ async fn drive_members(node: &Node) -> bool {
     node.cluster.dial_members();
     let leads_nothing = node.cluster.transfer_all().await;
     let is_idle = !node.cluster.is_leader()
-        || (node.cluster.drive_change().await && node.cluster.raise_protocol().await);
+        || (node.cluster.drive_change().await
+            && node.cluster.raise_protocol().await
+            && node.cluster.drive_placement().await);
     // A draining node may be elected again, so it is never done.
     leads_nothing && is_idle && !node.cluster.is_draining(node.settings.node_id)
 }

@@ -11,7 +11,8 @@
 //! - `principal`: callers and their rules. `bootstrap_token` makes the first token of a cluster.
 //! - `lookup`: finds topics, partitions and shards for requests; `groups` consumer groups.
 //! - `background`: forms shards, propagates topics, registers the node and balances leaderships.
-//! - `member_tasks`: dials the members and carries out membership changes.
+//! - `member_tasks`: dials the members and carries out membership changes. `placed_shards` creates
+//!   and deletes this node's replicas as the placement says.
 //! - `repair`: reopens stopped shards and repairs damaged logs: `repair_decision` has the rule,
 //!   `repair_in_place` repairs sealed segments, also of logs that cannot be replayed
 //!   (`unreplayed`). `scrub` finds damage.
@@ -30,6 +31,7 @@ mod logs;
 mod lookup;
 mod member_tasks;
 mod open;
+mod placed_shards;
 mod principal;
 mod quota;
 mod readiness;
@@ -44,7 +46,7 @@ mod startup;
 mod tls;
 mod unreplayed;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use futures_util::future::join_all;
@@ -63,6 +65,8 @@ pub use crate::peer::{Network, PeerStatus, PeerTls};
 use crate::random::Random;
 pub use crate::shard::LogLimits;
 use crate::shard::{CleanerWorker, KeyMapMemory};
+use crate::slow::SlowCalls;
+use crate::trace::Tracer;
 use bootstrap_handler::BootstrapHandler;
 pub use bootstrap_token::{FIRST_PRINCIPAL, TokenFile, make_first_token};
 pub use call_share::{CallShare, CallSlot};
@@ -124,6 +128,8 @@ pub struct Node {
     repaired: Mutex<BTreeMap<u64, u64>>,
     /// Number of times that each shard was reopened, by shard id.
     restarts: Mutex<BTreeMap<u64, u64>>,
+    /// Shards that have a supervisor.
+    supervised: Mutex<BTreeSet<u64>>,
     endpoint: OnceLock<String>,
     /// Address that this node announces to other nodes; empty if it knows none.
     peer_addr: String,
@@ -146,6 +152,8 @@ pub struct Node {
     audit: AuditLog,
     token_refresh: TokenRefresh,
     quota_meters: QuotaMeters,
+    slow_calls: SlowCalls,
+    tracer: OnceLock<Arc<Tracer>>,
     /// The clock of `settings`, bounded by the agreed time.
     clock: Arc<AgreedClock>,
 }
@@ -233,6 +241,21 @@ impl Node {
 
     pub fn metrics(&self) -> &Arc<Metrics> {
         &self.metrics
+    }
+
+    /// Returns the slowest appends and reads of the last minutes.
+    pub fn slow_calls(&self) -> &SlowCalls {
+        &self.slow_calls
+    }
+
+    /// Traces batches with this tracer. Without one, none is traced.
+    pub fn set_tracer(&self, tracer: Arc<Tracer>) {
+        // Ignored: a node is served once.
+        let _ = self.tracer.set(tracer);
+    }
+
+    pub fn tracer(&self) -> Option<&Arc<Tracer>> {
+        self.tracer.get()
     }
 
     /// Returns the writer of the audit log.

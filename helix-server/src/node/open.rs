@@ -14,7 +14,7 @@ use super::shard_slots::{ShardSlot, ShardSlots};
 use super::unreplayed::{
     OpenFailure, Shard0Opening, UnreplayedLog, UnreplayedLogs, open_shard0_repaired,
 };
-use crate::cluster::{Bootstrap, Cluster, ClusterMachine, FIRST_GENERATION};
+use crate::cluster::{Bootstrap, Cluster, ClusterMachine, FIRST_GENERATION, PlacedShard};
 use crate::error::{Error, Result};
 use crate::memory;
 use crate::metrics::Metrics;
@@ -125,12 +125,19 @@ pub(super) async fn open_data_shards(
     context: &ShardContext<'_>,
 ) -> Result<(ShardSlots, UnreplayedLogs)> {
     let (slots, unreplayed) = (ShardSlots::default(), UnreplayedLogs::default());
-    let has_other_replicas = cluster.data_has_other_replicas().await;
-    let may_be_single = has_other_replicas != Some(true);
-    let named = cluster.machine().read(|state| state.shards().clone());
+    let named = named_shards(cluster);
     for shard_id in existing.union(&named).copied() {
+        let has_other_replicas = cluster.data_has_other_replicas(shard_id).await;
+        let may_be_single = has_other_replicas != Some(true);
         let log = formed.take(shard_id);
-        let identity = LogIdentity { shard_id, ..formed.identity.clone() };
+        if log.is_none() && !existing.contains(&shard_id) && has_other_replicas != Some(false) {
+            // This copy of the state may be old, and name a replica that was deleted since.
+            let what = "its log is missing".to_owned();
+            tracing::warn!(shard_id, %what, "cannot open the shard yet");
+            slots.set(shard_id, ShardSlot::Stopped(what));
+            continue;
+        }
+        let identity = identity_of(cluster, &formed.identity, shard_id);
         let opened = open_or_rebuild(logs, log, identity, context, may_be_single).await;
         let opened = match opened {
             Err(OpenFailure::Replay(log)) if has_other_replicas != Some(false) => {
@@ -166,6 +173,34 @@ pub(super) async fn open_data_shards(
         slots.set(shard_id, slot);
     }
     Ok((slots, unreplayed))
+}
+
+/// Returns the data shards that have a replica on this node by its copy of the cluster's state.
+pub(super) fn named_shards(cluster: &Cluster) -> BTreeSet<u64> {
+    let own = cluster.node_id();
+    cluster.machine().read(|state| match state.members().placement() {
+        None => state.shards().clone(),
+        Some(placement) => {
+            // A replica that is not created yet has no log.
+            let has_log = |shard: &PlacedShard| {
+                let moving = shard.moving.filter(|moving| moving.to == Some(own));
+                moving.map_or(shard.replicas.contains_key(&own), |moving| moving.is_created)
+            };
+            let placed = placement.shards().filter(|(id, shard)| *id != 0 && has_log(shard));
+            placed.map(|(id, _)| id).collect()
+        }
+    })
+}
+
+/// Returns the identity of this node's replica of a data shard, for a log that does not state its
+/// own. `node` is the identity of the node's replica of shard 0.
+pub(super) fn identity_of(cluster: &Cluster, node: &LogIdentity, shard_id: u64) -> LogIdentity {
+    let placed = cluster.machine().read(|state| {
+        let members = state.members();
+        members.placement()?.shard(shard_id)?.generation_on(node.node_id)
+    });
+    let generation = placed.unwrap_or(node.generation);
+    LogIdentity { shard_id, generation, ..node.clone() }
 }
 
 /// Opens a data shard. If its log does not open and other nodes have replicas, the log is

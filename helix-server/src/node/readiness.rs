@@ -50,7 +50,13 @@ impl Node {
     pub fn closed_shards(&self) -> Vec<ClosedShard> {
         let closed = self.shards.closed().into_iter().filter_map(|(shard_id, slot)| match slot {
             ShardSlot::Damaged(why) => {
-                Some(ClosedShard { shard_id, why, is_damaged: self.is_single_node() })
+                let own = self.settings.node_id;
+                let has_others = self.cluster.machine().read(|state| {
+                    let placed = state.members().placement().and_then(|it| it.shard(shard_id));
+                    placed.map(|it| it.replicas.keys().any(|node| *node != own))
+                });
+                let is_damaged = !has_others.unwrap_or(!self.is_single_node());
+                Some(ClosedShard { shard_id, why, is_damaged })
             }
             ShardSlot::Stopped(why) => Some(ClosedShard { shard_id, why, is_damaged: false }),
             ShardSlot::Open(_) => None,

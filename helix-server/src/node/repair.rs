@@ -12,8 +12,8 @@ use std::time::Duration;
 use helix_wal::LogId;
 use tokio::time::Instant;
 
-use super::logs::{LogIdentity, NodeLogs};
-use super::open::{ShardContext, directory, open_shard0_replica};
+use super::logs::NodeLogs;
+use super::open::{ShardContext, directory, identity_of, named_shards, open_shard0_replica};
 use super::rebuild::Rebuild;
 use super::repair_decision::{
     DamageKind, DamagedReplica, RepairStep, VoterReport, missing_majority, next_step,
@@ -25,6 +25,7 @@ use super::{Node, NodeStorage};
 use crate::cluster::ReplicaStatusReport;
 use crate::error::{Error, Result};
 use crate::raft::{FoundDamage, Replica, ReplicaId, node_of};
+use crate::shard::Shard;
 use crate::sync;
 
 /// Interval between checks of a shard.
@@ -45,6 +46,13 @@ const REOPEN_PAUSE: Duration = Duration::from_secs(1);
 
 pub(super) fn start(node: &Arc<Node>) {
     for shard_id in node.shards.ids().into_iter().chain([0]) {
+        start_shard(node, shard_id);
+    }
+}
+
+/// Starts to supervise a shard, unless it is supervised already. Ends when its replica is removed.
+pub(super) fn start_shard(node: &Arc<Node>, shard_id: u64) {
+    if sync::lock(&node.supervised).insert(shard_id) {
         let supervisor = ShardSupervisor { shard_id, ..ShardSupervisor::default() };
         tokio::spawn(supervisor.run(Arc::downgrade(node)));
     }
@@ -78,6 +86,14 @@ impl ShardSupervisor {
                 () = tokio::time::sleep(CHECK_INTERVAL) => {}
             }
             let Some(node) = node.upgrade() else { return };
+            {
+                // A replica that is created again is supervised again.
+                let mut supervised = sync::lock(&node.supervised);
+                if self.shard_id != 0 && node.shards.get(self.shard_id).is_none() {
+                    supervised.remove(&self.shard_id);
+                    return;
+                }
+            }
             if let Err(error) = self.supervise_once(&node).await
                 && !draining.is_cancelled()
             {
@@ -343,17 +359,30 @@ impl Node {
 
     /// Closes a shard and reopens it, on a new log if `may_give_up` and the rule allow it.
     async fn reopen(self: &Arc<Self>, shard_id: u64, why: &str, may_give_up: bool) -> Result<()> {
+        let is_in_memory = matches!(self.settings.storage, NodeStorage::Memory);
+        if shard_id != 0 && !is_in_memory && !self.logs().exists(shard_id).await? {
+            // A replica that was deleted must not return on an empty log.
+            self.cluster.catch_up().await?;
+            if !named_shards(&self.cluster).contains(&shard_id) {
+                let what = "the replica was moved to another node".to_owned();
+                return Err(Error::ShardClosed { shard: shard_id, what });
+            }
+        }
         let _guard = self.reopening.lock().await;
         if self.draining.is_cancelled() {
             return Err(Error::Draining);
         }
-        if matches!(self.settings.storage, NodeStorage::Memory) {
+        if is_in_memory {
             // Its votes would be lost with its log.
             let what = format!("a replica in memory cannot be reopened: {why}");
             return Err(Error::StorageFailed { what, may_have_applied: false });
         }
         if shard_id == 0 {
             return self.reopen_shard0(may_give_up.then_some(why)).await;
+        }
+        if self.shards.get(shard_id).is_none() {
+            let what = "the replica was moved to another node".to_owned();
+            return Err(Error::ShardClosed { shard: shard_id, what });
         }
         let mut rebuild = false;
         if let Some(shard) = self.shard(shard_id) {
@@ -364,27 +393,15 @@ impl Node {
             rebuild = may_give_up && self.may_give_up(shard_id, shard.replica()).await;
         }
         let logs = self.logs();
-        let identity = LogIdentity { shard_id, ..self.identity.clone() };
+        let identity = identity_of(&self.cluster, &self.identity, shard_id);
         if rebuild {
             logs.quarantine(shard_id, why, Some(&identity)).await?;
         }
-        let context = ShardContext {
-            members: self.handler.replica_ids(),
-            hub: &self.hub,
-            directory: directory(&self.cluster),
-            draining: &self.draining,
-            metrics: &self.metrics,
-            cleaner_worker: &self.cleaner_worker,
-            key_maps: &self.key_maps,
-        };
+        let context = self.shard_context();
         match self.open_repaired(&logs, identity, &context, may_give_up).await {
             Ok(shard) => {
                 self.note_repair(shard_id, None);
-                self.shards.set(shard_id, ShardSlot::Open(shard.clone()));
-                self.cluster.set_shard(shard_id, Some(shard.clone()));
-                super::background::start_shard(self, shard.clone());
-                super::member_tasks::start_shard(self, shard);
-                self.routes.send_modify(|count| *count += 1);
+                self.begin_shard(shard);
                 Ok(())
             }
             Err(Error::CorruptLog { what }) => {
@@ -396,6 +413,28 @@ impl Node {
                 Err(error)
             }
         }
+    }
+
+    /// Returns what every shard of this node is opened with.
+    pub(super) fn shard_context(&self) -> ShardContext<'_> {
+        ShardContext {
+            members: self.handler.replica_ids(),
+            hub: &self.hub,
+            directory: directory(&self.cluster),
+            draining: &self.draining,
+            metrics: &self.metrics,
+            cleaner_worker: &self.cleaner_worker,
+            key_maps: &self.key_maps,
+        }
+    }
+
+    /// Serves a data shard that was just opened, and starts its tasks.
+    pub(super) fn begin_shard(self: &Arc<Self>, shard: Arc<Shard>) {
+        self.shards.set(shard.id(), ShardSlot::Open(shard.clone()));
+        self.cluster.set_shard(shard.id(), Some(shard.clone()));
+        super::background::start_shard(self, shard.clone());
+        super::member_tasks::start_shard(self, shard);
+        self.routes.send_modify(|count| *count += 1);
     }
 
     async fn reopen_shard0(self: &Arc<Self>, damage: Option<&str>) -> Result<()> {

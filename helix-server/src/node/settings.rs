@@ -28,6 +28,11 @@ pub enum NodeStorage {
 pub trait SimulatedDisks: Send + Sync + 'static {
     fn open(&self, shard_id: u64) -> Arc<dyn Storage>;
 
+    /// Returns the shards that have a disk; `None` if only `open` shows that, which creates one.
+    fn shards(&self) -> Option<Vec<u64>> {
+        None
+    }
+
     /// Returns the time that the shard's disk needs for the next write.
     fn write_delay(&self, shard_id: u64) -> Duration {
         let _ = shard_id;

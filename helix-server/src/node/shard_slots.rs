@@ -25,6 +25,11 @@ impl ShardSlots {
         sync::write(&self.0).insert(shard_id, slot);
     }
 
+    /// Removes a shard whose replica is no longer here.
+    pub(super) fn remove(&self, shard_id: u64) {
+        sync::write(&self.0).remove(&shard_id);
+    }
+
     pub(super) fn get(&self, shard_id: u64) -> Option<ShardSlot> {
         sync::read(&self.0).get(&shard_id).cloned()
     }

@@ -17,7 +17,7 @@ use super::principal::TokenRefresh;
 use super::quota::QuotaMeters;
 use super::{
     Network, Node, NodeSettings, NodeStorage, PeerPort, background, clock_watch, formation, logs,
-    member_tasks, repair, scrub,
+    member_tasks, placed_shards, repair, scrub,
 };
 use crate::audit::AuditLog;
 use crate::clock::AgreedClock;
@@ -29,6 +29,7 @@ use crate::protocol::ProtocolVersions;
 use crate::raft::ElectionTiming;
 use crate::random::Random;
 use crate::shard::{CleanerWorker, KeyMapMemory};
+use crate::slow::SlowCalls;
 
 impl Node {
     /// Opens a single-node cluster without a peer port, and waits until it serves.
@@ -169,6 +170,7 @@ impl Node {
             repairs: Mutex::default(),
             repaired: Mutex::default(),
             restarts: Mutex::default(),
+            supervised: Mutex::default(),
             endpoint: OnceLock::new(),
             peer_addr,
             removed: OnceLock::new(),
@@ -187,6 +189,8 @@ impl Node {
             audit: AuditLog::default(),
             token_refresh: TokenRefresh::default(),
             quota_meters: QuotaMeters::default(),
+            slow_calls: SlowCalls::default(),
+            tracer: OnceLock::new(),
             clock,
             settings,
         });
@@ -194,6 +198,7 @@ impl Node {
         background::start(&node);
         member_tasks::start(&node);
         repair::start(&node);
+        placed_shards::start(&node);
         scrub::start(&node);
         tokio::spawn(clock_watch::run(Arc::downgrade(&node)));
         if formed.is_initiator && node.cluster.replica().repair_of().is_none() {

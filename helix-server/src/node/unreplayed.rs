@@ -55,7 +55,7 @@ impl UnreplayedLogs {
     }
 
     /// Returns the log of a shard, which other replicas may still read.
-    fn take(&self, shard_id: u64) -> Option<UnreplayedLog> {
+    pub(super) fn take(&self, shard_id: u64) -> Option<UnreplayedLog> {
         sync::lock(&self.0).remove(&shard_id)
     }
 
@@ -89,7 +89,7 @@ impl UnreplayedLog {
     }
 
     /// Closes the log, which no other replica can read from now on, and returns the error.
-    async fn close(self, hub: &Hub, logs: &NodeLogs<'_>) -> Error {
+    pub(super) async fn close(self, hub: &Hub, logs: &NodeLogs<'_>) -> Error {
         hub.release_log(self.shard_id);
         let HeldLog { wal, reads, .. } = &self.log;
         logs.close_unopened(self.shard_id, wal, reads, &self.error).await
@@ -284,7 +284,7 @@ impl super::Node {
         may_give_up: bool,
     ) -> Result<Arc<Shard>> {
         let shard_id = identity.shard_id;
-        let has_other_replicas = self.cluster.data_has_other_replicas().await;
+        let has_other_replicas = self.cluster.data_has_other_replicas(shard_id).await;
         // While that is unknown, the log may be the only copy.
         let may_be_single = has_other_replicas != Some(true);
         for _ in 0..REPAIRS_MAX {

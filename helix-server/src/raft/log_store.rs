@@ -4,9 +4,10 @@
 use std::fmt::Debug;
 use std::io;
 use std::ops::{Bound, RangeBounds, RangeInclusive};
+use std::sync::Arc;
 
 use futures_util::{Stream, StreamExt, stream};
-use helix_wal::{Error, ReadMode, Wal};
+use helix_wal::{Error, GroupStamp, ReadMode, Wal};
 use openraft::storage::{IOFlushed, LogState, RaftLogStorage};
 use openraft::{EntryPayload, OptionalSend, RaftLogReader};
 use tokio::sync::oneshot;
@@ -14,7 +15,9 @@ use tokio::sync::oneshot;
 use super::blocking::DiskReads;
 use super::codec;
 use super::runtime::Yield;
+use super::stamped_entries::StampedEntries;
 use super::types::{RaftEntry, RaftLogId, TypeConfig, Vote};
+use crate::stages::BatchStamps;
 
 /// Largest read of payload bytes for one append to a follower.
 const READ_BYTES_MAX: usize = 1 << 20;
@@ -36,12 +39,16 @@ pub struct LogStore {
     completes_at_once: bool,
     /// Last entry that the state machine has before openraft starts.
     recovered: Option<u64>,
+    last_group: Arc<GroupStamp>,
+    /// Entries with stamps that are not committed yet; `None` in the clones that only read.
+    stamped: Option<Arc<StampedEntries>>,
 }
 
 impl LogStore {
     pub fn new(wal: Wal, reads: DiskReads) -> Self {
         let completes_at_once = wal.is_memory();
-        Self { wal, reads, completes_at_once, recovered: None }
+        let (last_group, stamped) = (wal.last_group(), Some(Arc::default()));
+        Self { wal, reads, completes_at_once, recovered: None, last_group, stamped }
     }
 
     /// States the last entry that the state machine has. A start then reads no entry up to it.
@@ -72,6 +79,14 @@ impl LogStore {
         let read = move |how: ReadMode| wal.heads(start..end, HEADS_PER_READ, how);
         let entries = self.reads.run_patiently(read, false).await.map_err(to_io)?;
         entries.into_iter().map(codec::from_wal).collect()
+    }
+
+    #[cold]
+    fn on_stamped(&self, index: u64, stamps: &Arc<BatchStamps>) {
+        stamps.stamp_logged();
+        if let Some(stamped) = &self.stamped {
+            stamped.add(index, stamps.clone());
+        }
     }
 
     async fn log_id(&self, index: u64) -> io::Result<Option<RaftLogId>> {
@@ -242,7 +257,7 @@ impl RaftLogStorage<TypeConfig> for LogStore {
     }
 
     async fn get_log_reader(&mut self) -> Self {
-        self.clone()
+        Self { stamped: None, ..self.clone() }
     }
 
     async fn save_vote(&mut self, vote: &Vote) -> io::Result<()> {
@@ -254,6 +269,9 @@ impl RaftLogStorage<TypeConfig> for LogStore {
     async fn save_committed(&mut self, committed: Option<RaftLogId>) -> io::Result<()> {
         if let Some(committed) = committed {
             self.wal.set_committed(codec::wal_id(&committed));
+            if let Some(stamped) = &self.stamped {
+                stamped.on_committed(committed.index);
+            }
         }
         Ok(())
     }
@@ -273,15 +291,20 @@ impl RaftLogStorage<TypeConfig> for LogStore {
             .map(|entry| {
                 let stored = codec::to_wal(&entry);
                 if let EntryPayload::Normal(command) = entry.payload {
+                    if let Some(stamps) = command.guard.as_ref().and_then(|guard| guard.stamps()) {
+                        self.on_stamped(entry.log_id.index, stamps);
+                    }
                     guards.extend(command.guard);
                 }
                 stored
             })
             .collect();
         let written = guards.clone();
+        let last_group = self.last_group.clone();
         let done = Box::new(move |result: Result<(), Error>| {
             if result.is_ok() {
-                guards.iter().for_each(|guard| guard.mark_synced());
+                let group = last_group.get();
+                guards.iter().for_each(|guard| guard.mark_synced(group));
             }
             callback.io_completed(result.map_err(to_io));
             // The bytes are no longer in flight to this disk.

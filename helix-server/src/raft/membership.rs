@@ -22,9 +22,14 @@ pub struct Membership {
 }
 
 impl Membership {
-    /// Returns whether exactly these are the replicas, all vote, and that is committed.
-    pub fn is(&self, voters: &BTreeSet<ReplicaId>) -> bool {
-        self.is_committed && self.learners.is_empty() && self.configs == [voters.clone()]
+    /// Returns whether exactly these are the voters and learners, and that is committed.
+    pub fn is(&self, voters: &BTreeSet<ReplicaId>, learners: &BTreeSet<ReplicaId>) -> bool {
+        self.is_committed && self.learners == *learners && self.configs == [voters.clone()]
+    }
+
+    /// Returns whether a replica votes, in any set of voters.
+    pub fn has_voter(&self, id: ReplicaId) -> bool {
+        self.configs.iter().any(|voters| voters.contains(&id))
     }
 }
 
@@ -75,13 +80,17 @@ impl Replica {
         self.raft.add_learner(id, (), false).await.map(drop).map_err(text)
     }
 
-    /// Replaces the voters. Replicas that no longer vote are removed.
+    /// Replaces the voters. Replicas that no longer vote are removed, or remain as learners.
     ///
     /// # Errors
     /// As [`Self::add_learner`].
-    pub async fn set_voters(&self, ids: BTreeSet<ReplicaId>) -> Result<(), String> {
+    pub async fn set_voters(
+        &self,
+        ids: BTreeSet<ReplicaId>,
+        others_learn: bool,
+    ) -> Result<(), String> {
         let change = ChangeMembers::ReplaceAllVoters(ids);
-        self.raft.change_membership(change, false).await.map(drop).map_err(text)
+        self.raft.change_membership(change, others_learn).await.map(drop).map_err(text)
     }
 
     /// Completes a joint-consensus change that another leader left unfinished.

@@ -11,6 +11,7 @@ mod repair_guard;
 mod replica;
 mod runtime;
 mod snapshot_records;
+mod stamped_entries;
 mod state_machine;
 mod timing;
 mod types;
@@ -36,7 +37,7 @@ pub use snapshot_records::{FetchedRecords, RecordStore, SnapshotRecords};
 pub use state_machine::{Checkpointer, Machine, StateMachine};
 pub use timing::{ElectionRank, ElectionTiming};
 pub use types::{
-    Command, ProposalGuard, ProposalResponder, ReplicaId, SnapshotData, TypeConfig, node_of,
-    replica_id,
+    Command, ProposalGuard, ProposalResponder, ReplicaId, SnapshotData, TimedResult, TypeConfig,
+    node_of, replica_id,
 };
 pub(crate) use types::{RaftEntry, RaftLogId, Vote};

@@ -11,7 +11,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
-use helix_wal::{QuarantinedLog, Scrub, Wal};
+use helix_wal::{GroupTimes, QuarantinedLog, Scrub, Wal};
 use openraft::async_runtime::WatchReceiver;
 use openraft::errors::{ClientWriteError, InitializeError, RaftError};
 use openraft::network::RaftNetworkFactory;
@@ -26,7 +26,7 @@ use super::repair_guard::RepairGuard;
 use super::snapshot_records::{RecordStore, SnapshotRecords};
 use super::state_machine::{Machine, StateMachine};
 use super::timing::ElectionTiming;
-use super::types::{Command, ProposalGuard, ProposalResponder, ReplicaId, TypeConfig};
+use super::types::{Command, ProposalGuard, ProposalResponder, ReplicaId, TimedResult, TypeConfig};
 use super::{LogStore, SnapshotData};
 use crate::limits;
 use crate::log::Verdict;
@@ -98,13 +98,29 @@ type WriteResult = Result<ClientWriteResponse<TypeConfig>, ClientWriteError<Type
 
 /// Resolves to the verdict of apply on a proposal.
 #[derive(Debug)]
-pub struct ProposalOutcome(oneshot::Receiver<WriteResult>);
+pub struct ProposalOutcome {
+    receiver: oneshot::Receiver<TimedResult<WriteResult>>,
+    group: Option<GroupTimes>,
+}
+
+impl ProposalOutcome {
+    /// Returns the times of the local disk, once the verdict is known; `None` if the entry was
+    /// applied before its sync here.
+    pub fn group(&self) -> Option<GroupTimes> {
+        self.group
+    }
+}
 
 impl Future for ProposalOutcome {
     type Output = Result<Verdict, ProposeError>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        Pin::new(&mut self.0).poll(context).map(|received| match received {
+        let received = std::task::ready!(Pin::new(&mut self.receiver).poll(context));
+        let received = received.map(|(result, group)| {
+            self.group = group;
+            result
+        });
+        Poll::Ready(match received {
             Ok(Ok(response)) => Ok(response.data),
             Ok(Err(ClientWriteError::ForwardToLeader(forward))) => {
                 Err(ProposeError::NotLeader { leader: forward.leader_id })
@@ -367,7 +383,7 @@ impl Replica {
             .responder(responder)
             .await
             .map_err(|fatal| ProposeError::Stopped(fatal.to_string()))?;
-        Ok(ProposalOutcome(receiver))
+        Ok(ProposalOutcome { receiver, group: None })
     }
 
     /// Returns the matched index of each other replica. Empty where this one is not the leader.

@@ -5,6 +5,7 @@ use std::fmt::{self, Display};
 use std::sync::Arc;
 
 use bytes::Bytes;
+use helix_wal::{GroupStamp, GroupTimes};
 use openraft::RaftTypeConfig;
 use openraft::alias::{DefaultEntryOf, LogIdOf};
 use openraft::impls::leader_id_std;
@@ -15,6 +16,7 @@ use super::proposal_gate::ProposalTicket;
 use super::runtime::Runtime;
 use crate::flow::FlowPermit;
 use crate::log::{Head, Verdict};
+use crate::stages::BatchStamps;
 use crate::sync;
 
 /// Id of one replica of a shard, never reused: `node << 32 | generation`.
@@ -99,16 +101,34 @@ impl Display for Command {
 pub struct ProposalGuard {
     permit: FlowPermit,
     written: std::sync::Mutex<Option<oneshot::Sender<()>>>,
+    group: GroupStamp,
+    /// Set if the caller or a trace asks for the batch's stages.
+    stamps: Option<Arc<BatchStamps>>,
 }
 
 impl ProposalGuard {
-    pub fn new(permit: FlowPermit, written: Option<oneshot::Sender<()>>) -> Self {
-        Self { permit, written: std::sync::Mutex::new(written) }
+    pub fn new(
+        permit: FlowPermit,
+        written: Option<oneshot::Sender<()>>,
+        stamps: Option<Arc<BatchStamps>>,
+    ) -> Self {
+        let (written, group) = (std::sync::Mutex::new(written), GroupStamp::default());
+        Self { permit, written, group, stamps }
     }
 
-    /// Marks the entry as synced to the local disk.
-    pub fn mark_synced(&self) {
+    pub(super) fn stamps(&self) -> Option<&Arc<BatchStamps>> {
+        self.stamps.as_ref()
+    }
+
+    /// Marks the entry as synced to the local disk with this group; `None` without a disk.
+    pub fn mark_synced(&self, group: Option<GroupTimes>) {
         self.permit.mark_synced();
+        if let Some(group) = group {
+            self.group.set(group);
+            if let Some(stamps) = &self.stamps {
+                stamps.stamp_synced(group);
+            }
+        }
     }
 
     /// Notifies the proposer that the local log has the entry.
@@ -120,18 +140,22 @@ impl ProposalGuard {
     }
 }
 
+/// Result of a proposal, with the times of the local disk; `None` if it is not synced here yet.
+pub type TimedResult<T> = (T, Option<GroupTimes>);
+
 /// Sends the result of a proposal to its proposer, and holds its guard and ticket until then.
 #[derive(Debug)]
 pub struct ProposalResponder<T> {
-    sender: oneshot::Sender<T>,
-    _guard: Option<Arc<ProposalGuard>>,
+    sender: oneshot::Sender<TimedResult<T>>,
+    guard: Option<Arc<ProposalGuard>>,
     _ticket: Option<ProposalTicket>,
 }
 
 impl<T> ProposalResponder<T> {
-    pub fn new(guard: Option<Arc<ProposalGuard>>) -> (Self, oneshot::Receiver<T>) {
+    /// Returns the responder, and the receiver of the result and of the times of the local disk.
+    pub fn new(guard: Option<Arc<ProposalGuard>>) -> (Self, oneshot::Receiver<TimedResult<T>>) {
         let (sender, receiver) = oneshot::channel();
-        (Self { sender, _guard: guard, _ticket: None }, receiver)
+        (Self { sender, guard, _ticket: None }, receiver)
     }
 
     pub(super) fn with_ticket(self, ticket: ProposalTicket) -> Self {
@@ -141,8 +165,13 @@ impl<T> ProposalResponder<T> {
 
 impl<T: Send + 'static> Responder<TypeConfig, T> for ProposalResponder<T> {
     fn on_complete(self, result: T) {
+        let guard = self.guard.as_ref();
+        if let Some(stamps) = guard.and_then(|guard| guard.stamps()) {
+            stamps.stamp_applied();
+        }
+        let group = guard.and_then(|guard| guard.group.get());
         // Ignored: the proposer no longer waits. The entry counts regardless.
-        let _ = self.sender.send(result);
+        let _ = self.sender.send((result, group));
     }
 }
 

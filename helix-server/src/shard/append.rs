@@ -20,6 +20,7 @@ use crate::log::{
     BatchHead, Condition, Head, PartitionId, ProducerStamp, Refusal, Verdict, Watermarks,
 };
 use crate::raft::{Command, ProposalGuard, ProposalOutcome, ProposeError};
+use crate::stages::{BatchStamps, ProposalTimes};
 
 /// Durability that a batch has reached when it is acknowledged, strongest first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -60,6 +61,8 @@ pub struct NewBatch {
     pub producer: Option<ProducerStamp>,
     /// Empty where the batch is acknowledged before apply, since its verdict is not reported.
     pub condition: Condition,
+    /// Stamped on the way, if the caller or a trace asks for the batch's stages.
+    pub stamps: Option<Arc<BatchStamps>>,
 }
 
 /// Permit to have a batch in flight.
@@ -76,6 +79,8 @@ pub struct BatchAck {
     /// Durability that the batch has reached.
     pub durability: Durability,
     pub watermarks: Watermarks,
+    /// Absent where the batch was not proposed, or acknowledged before apply.
+    pub times: Option<ProposalTimes>,
 }
 
 impl Shard {
@@ -196,7 +201,7 @@ impl Shard {
             helix_wal::Payload { crc: batch.crc, crc_seed: crc_seed(&head), bytes: batch.payload };
         let record_count = head.record_count;
         let command = Command { head: Head::Batch(head), payload, guard: None };
-        let guard = Arc::new(ProposalGuard::new(permit.0, written));
+        let guard = Arc::new(ProposalGuard::new(permit.0, written, batch.stamps));
         let term_loss: TermLoss = Box::pin(self.proposal_token().cancelled_owned());
         let since = Instant::now();
         let outcome = self
@@ -235,7 +240,12 @@ impl Shard {
     /// Returns an acknowledgement that is given before apply.
     fn early_ack(&self, partition: PartitionId, durability: Durability) -> BatchAck {
         let watermarks = self.machine.watermarks(partition).unwrap_or_default();
-        BatchAck { offsets: None, duplicate: false, durability, watermarks }
+        BatchAck { offsets: None, duplicate: false, durability, watermarks, times: None }
+    }
+
+    /// Returns the moment at which the log's clock was 0; `None` for a log in memory.
+    pub fn log_base(&self) -> Option<Instant> {
+        Instant::now().checked_sub(self.wal.time()?)
     }
 
     /// Returns the durability that a batch has reached after a wait for `asked`.
@@ -290,12 +300,14 @@ fn acknowledge(shard: &Weak<Shard>, verdict: Verdict, durability: Durability) ->
             duplicate: false,
             durability,
             watermarks,
+            times: None,
         }),
         Verdict::Duplicate { first_offset, next_offset, watermarks } => Ok(BatchAck {
             offsets: Some((first_offset, next_offset)),
             duplicate: true,
             durability,
             watermarks,
+            times: None,
         }),
         Verdict::Refused(Refusal::UnknownPartition { partition }) => Err(shard
             .upgrade()
@@ -376,7 +388,9 @@ impl Future for PendingAck {
                     if let Some(shard) = shard.upgrade() {
                         shard.metrics.on_commit(since.elapsed());
                     }
-                    acknowledge(shard, verdict, *reached)
+                    let times = ProposalTimes { proposed: *since, group: outcome.group() };
+                    let ack = acknowledge(shard, verdict, *reached)?;
+                    Ok(BatchAck { times: Some(times), ..ack })
                 })
             }
             State::Written { written, outcome, term_loss, ack, shard } => {

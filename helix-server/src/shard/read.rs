@@ -285,7 +285,8 @@ impl Shard {
     /// A single replica that truncated its last group may have lost it. Clients would take
     /// OFFSET_OUT_OF_RANGE as the word that there never was such a record.
     fn beyond_end(&self, partition: PartitionId, offset: u64, watermarks: Watermarks) -> Error {
-        let is_single = self.replica.membership().is(&BTreeSet::from([self.replica_id]));
+        let is_single =
+            self.replica.membership().is(&BTreeSet::from([self.replica_id]), &BTreeSet::new());
         match &self.truncated {
             Some(place) if is_single => Error::CorruptLog {
                 what: format!(

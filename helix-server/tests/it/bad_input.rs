@@ -24,11 +24,12 @@ use helix_proto::log::v1::{
     DeleteTopicRequest, DescribeGroupRequest, ErrorReason, FetchRequest, ForgetGroupTopicRequest,
     GetMetadataRequest, GetOffsetsRequest, GetTopicRequest, HeartbeatRequest, InitProducerRequest,
     LeaveRequest, ListAccessRequest, ListGroupsRequest, ListQuotasRequest, ListTokensRequest,
-    ListTopicsRequest, RemoveAccessRequest, RemoveNodeRequest, ReplaceNodeRequest,
-    ReportGatewayMembersRequest, ResolveOffsetsRequest, RevokeTokenRequest, SeekGroupRequest,
-    SetDrainingRequest, SetFencingTokenRequest, SetQuotaRequest, SubscribeRequest,
-    TestAccessRequest, TransferLeaderRequest, TrimPartitionRequest, UpdateTopicRequest,
-    WatchMembershipChangeRequest, WatchMetadataRequest,
+    ListTopicsRequest, MoveShardRequest, RemoveAccessRequest, RemoveNodeRequest,
+    ReplaceNodeRequest, ReportGatewayMembersRequest, ResolveOffsetsRequest, RevokeTokenRequest,
+    SeekGroupRequest, SetCordonedRequest, SetDrainingRequest, SetFencingTokenRequest,
+    SetQuotaRequest, SetReplicasRequest, SubscribeRequest, TestAccessRequest,
+    TransferLeaderRequest, TrimPartitionRequest, UpdateTopicRequest, WatchMembershipChangeRequest,
+    WatchMetadataRequest,
 };
 use prost::Message;
 use prost_types::{FileDescriptorSet, MethodDescriptorProto};
@@ -61,6 +62,9 @@ enum InvalidCall {
     RemoveNode(RemoveNodeRequest),
     ReplaceNode(ReplaceNodeRequest),
     SetDraining(SetDrainingRequest),
+    SetCordoned(SetCordonedRequest),
+    SetReplicas(SetReplicasRequest),
+    MoveShard(MoveShardRequest),
     WatchMembershipChange(WatchMembershipChangeRequest),
     Heartbeat(HeartbeatRequest),
     Leave(LeaveRequest),
@@ -147,6 +151,9 @@ impl InvalidCall {
             Self::RemoveNode(request) => cluster.remove_node(request).await.map(drop),
             Self::ReplaceNode(request) => cluster.replace_node(request).await.map(drop),
             Self::SetDraining(request) => cluster.set_draining(request).await.map(drop),
+            Self::SetCordoned(request) => cluster.set_cordoned(request).await.map(drop),
+            Self::SetReplicas(request) => cluster.set_replicas(request).await.map(drop),
+            Self::MoveShard(request) => cluster.move_shard(request).await.map(drop),
             Self::WatchMembershipChange(request) => {
                 let mut answers = cluster.watch_membership_change(request).await?.into_inner();
                 answers.message().await.map(drop)

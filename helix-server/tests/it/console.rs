@@ -184,12 +184,22 @@ async fn every_page_is_whole_without_scripts() {
         ("/console/topics", &["/console/topics/default", "helix topic create"]),
         ("/console/topics?prefix=def", &["/console/topics/default"]),
         ("/console/topics?prefix=none", &["No topic begins with"]),
-        ("/console/topics/default", &["4 partitions", "Retention time", "helix topic delete"]),
+        (
+            "/console/topics/default",
+            &["4 partitions", "Retention time", "helix topic delete", "/console/groups/readers"],
+        ),
         ("/console/topics/default/records", &["one", "three", "helix consume default"]),
         ("/console/topics/default/records?from=1&count=1", &["&#34;two&#34;: [", "download"]),
         ("/console/topics/default/records?from=0&view=hex", &["000000  6f 6e 65"]),
         ("/console/topics/default/records?partition=3", &["has no records"]),
         ("/console/topics/default/tail", &["three", "Reload the page", "data-tail=\"/console/"]),
+        (
+            "/console/topics/default/records?key=&text=two",
+            &["1 match among 3 records up to the end", "&#34;two&#34;"],
+        ),
+        ("/console/topics/default/records?text=none&from=1", &["0 matches among 2 records"]),
+        ("/console/slow", &["append", "read", "default</a>/0", "queue", "helix trace append"]),
+        ("/console/slow?kind=append", &["default</a>/0", "settle"]),
         ("/console/groups", &["/console/groups/readers", "stable"]),
         ("/console/groups?prefix=x", &["No group begins with"]),
         ("/console/groups/readers", &["default</a>/0", "2 records behind the end", "member-1"]),
@@ -338,6 +348,7 @@ async fn bad_requests_get_a_page_that_says_what_is_wrong() {
         ("/console/topics/none/tail", 404, "TOPIC_NOT_FOUND"),
         ("/console/topics/none/events", 404, "TOPIC_NOT_FOUND"),
         ("/console/topics/default/events?from=x", 400, "is not a number"),
+        ("/console/slow?kind=fast", 400, "kind is one of append, read"),
     ] {
         let answer = browser.get(path).await;
         answer.expect(status, text);
@@ -346,6 +357,9 @@ async fn bad_requests_get_a_page_that_says_what_is_wrong() {
     // Positions outside of the partition become the nearest ones.
     browser.get("/console/topics/default/records?from=99").await.expect(200, "no records");
     browser.get("/console/topics/default/records?from=@2999-01-01").await.expect(200, "no records");
+    let long_text = "x".repeat(1_025);
+    let long_search = format!("/console/topics/default/records?text={long_text}");
+    browser.get(&long_search).await.expect(400, "the limit is 1024");
     let long = "x".repeat(64 << 10);
     let refused = browser.post_raw("/console/topics", &browser.own_headers(), &long).await;
     refused.expect(400, "16 KiB");
@@ -359,13 +373,16 @@ async fn bad_requests_get_a_page_that_says_what_is_wrong() {
     browser.get("/console/").await.expect(200, "healthy");
 }
 
+/// `HELIX_ROUNDS=5` has 10,000 topics and 5,000 groups.
 #[tokio::test]
 async fn lists_of_many_topics_and_groups_have_small_pages() {
-    const TOPICS: usize = 2_000;
-    let topics = (0..TOPICS).map(|number| (format!("topic-{number:05}"), 1)).collect();
+    let rounds = std::env::var("HELIX_ROUNDS").ok().and_then(|rounds| rounds.parse().ok());
+    let rounds: usize = rounds.unwrap_or(1);
+    let group_count = 1_000 * rounds;
+    let topics = (0..2_000 * rounds).map(|number| (format!("topic-{number:05}"), 1)).collect();
     let server = TestServer::start(ServerConfig { topics, ..config() }, None).await;
     let browser = Browser::of(&server);
-    for path in ["/console/", "/console/topics", "/console/topics?prefix=topic-01"] {
+    for path in ["/console/", "/console/topics", "/console/topics?prefix=topic-011"] {
         let answer = browser.get(path).await;
         assert!(answer.status == 200 && answer.body.len() <= PAGE_BYTES_MAX, "{path}: {answer}");
     }
@@ -380,25 +397,120 @@ async fn lists_of_many_topics_and_groups_have_small_pages() {
         path = next.split('"').next().unwrap().replace("&#38;", "&");
     }
     assert_eq!(seen, 1_000);
-    for number in 0..120 {
+    let commit = async |number: usize| {
+        let partition = helix_proto::log::v1::TopicPartition {
+            topic: "topic-00000".to_owned(),
+            ..Default::default()
+        };
+        let offset = helix_proto::log::v1::CommittedOffset {
+            partition: Some(partition),
+            ..Default::default()
+        };
         let request = CommitOffsetsRequest {
-            group: format!("group-{number:03}"),
-            offsets: vec![helix_proto::log::v1::CommittedOffset {
-                partition: Some(helix_proto::log::v1::TopicPartition {
-                    topic: "topic-00000".to_owned(),
-                    ..Default::default()
-                }),
-                ..Default::default()
-            }],
+            group: format!("group-{number:04}"),
+            offsets: vec![offset],
             ..CommitOffsetsRequest::default()
         };
         groups(&server).commit_offsets(request).await.unwrap();
+    };
+    for first in (0..group_count).step_by(100) {
+        futures_util::future::join_all((first..first + 100).map(&commit)).await;
     }
     let first = browser.get("/console/groups").await;
     assert_eq!(first.body.matches("<th scope=\"row\">").count(), 100);
-    first.expect(200, "after=group-099");
-    let found = browser.get("/console/groups?prefix=group-11").await;
+    first.expect(200, "after=group-0099");
+    let found = browser.get("/console/groups?prefix=group-011").await;
     assert_eq!(found.body.matches("<th scope=\"row\">").count(), 10);
+    let topic = browser.get("/console/topics/topic-00000").await;
+    topic.expect(200, "groups=group-0099#groups");
+    let rest = browser.get("/console/topics/topic-00000?groups=group-9999").await;
+    rest.expect(200, "No group has an offset");
+    for path in [
+        "/console/",
+        "/console/topics",
+        "/console/topics?prefix=topic-05&after=topic-05000",
+        "/console/topics/topic-00000",
+        "/console/topics/topic-00000/records",
+        "/console/groups",
+        "/console/groups?prefix=group-4",
+        "/console/groups/group-0500",
+        "/console/slow",
+        "/console/access",
+    ] {
+        let began = std::time::Instant::now();
+        let page = browser.get(path).await;
+        let took = began.elapsed();
+        // For people: a bound would depend on how busy the machine is.
+        println!("{path}: {} bytes in {took:?}", page.body.len());
+        assert!(page.status == 200 && page.body.len() <= PAGE_BYTES_MAX, "{path}: {page}");
+    }
+}
+
+#[tokio::test]
+async fn a_search_goes_on_from_page_to_page() {
+    let (server, browser) = served().await;
+    let values: Vec<String> = (0..12_000).map(|number| format!("value {number}")).collect();
+    for part in values.chunks(1_000) {
+        let part: Vec<&str> = part.iter().map(String::as_str).collect();
+        server.append(&part).await;
+    }
+    append_record(&server, "customer-7", b"the last one").await;
+    let mut path = "/console/topics/default/records?text=99&count=50".to_owned();
+    let (mut pages, mut matches) = (0, 0);
+    loop {
+        let page = browser.get(&path).await;
+        page.expect(200, "among");
+        pages += 1;
+        matches += page.body.matches("class=\"record\"").count();
+        let Some((_, next)) = page.body.split_once("rel=\"next\" href=\"") else { break };
+        path = next.split('"').next().unwrap().replace("&#38;", "&");
+        assert!(path.contains("text=99"), "{path}");
+    }
+    let expected = values.iter().filter(|value| value.contains("99")).count();
+    assert_eq!(
+        (matches, pages),
+        (expected, expected.div_ceil(50) + usize::from(expected % 50 == 0))
+    );
+    let by_key = "/console/topics/default/records?key=customer-7";
+    let found = browser.get(by_key).await;
+    found.expect(200, "1 match among 12,001 records up to the end").expect(200, "the last one");
+    browser.get("/console/topics/default/records?key=customer").await.expect(200, "0 matches");
+}
+
+#[tokio::test]
+async fn a_group_has_its_lag_of_the_last_minutes() {
+    let (server, browser) = served().await;
+    server.append(&["one", "two", "three"]).await;
+    commit(&server).await;
+    let answer = until("the lag is sampled", async || {
+        let answer = browser.get("/console/groups/readers").await;
+        answer.body.contains("<figure>").then_some(answer)
+    })
+    .await;
+    answer.expect(200, "Lag, last 15 minutes <strong>2 records</strong>");
+    answer.expect(200, "one value every 15 s");
+}
+
+#[tokio::test]
+async fn slow_calls_of_all_nodes_are_on_one_page() {
+    let mut trio = Trio::durable().await;
+    for partition in 0..4 {
+        trio.write(partition, &["x"]).await;
+    }
+    let leaders: std::collections::BTreeSet<u64> = trio.leaders().await.into_values().collect();
+    for (_, node) in trio.nodes() {
+        let page = Browser::of(node).get("/console/slow?kind=append").await;
+        for leader in &leaders {
+            page.expect(200, &format!("<td>{leader}, shard "));
+        }
+        for stage in ["queue", "settle", "default</a>/0"] {
+            page.expect(200, stage);
+        }
+    }
+    trio.stop(3).await;
+    let page = Browser::of(trio.node(1)).get("/console/slow").await;
+    page.expect(200, "Node 3 is not listed");
+    trio.stop_all().await;
 }
 
 /// Reads events until one has this text.

@@ -27,6 +27,7 @@ const DATA_SHARDS: u64 = 2;
 pub(crate) struct Fleet {
     /// Nodes keep little log, so that a node added later does not find its start.
     short_logs: bool,
+    data_shards: u64,
     root: TempDir,
     listen: BTreeMap<u64, SocketAddr>,
     peer: BTreeMap<u64, SocketAddr>,
@@ -39,6 +40,7 @@ impl Fleet {
         let address = || SocketAddr::from((Ipv4Addr::LOCALHOST, free_port()));
         Self {
             short_logs: false,
+            data_shards: DATA_SHARDS,
             root: tempfile::tempdir().unwrap(),
             listen: (1..=6).map(|node| (node, address())).collect(),
             peer: (1..=6).map(|node| (node, address())).collect(),
@@ -49,6 +51,14 @@ impl Fleet {
     /// Starts a cluster of these nodes and waits until it is healthy.
     pub(crate) async fn of(nodes: &[u64]) -> Self {
         let mut fleet = Self::new();
+        fleet.start_nodes(nodes, nodes).await;
+        fleet.settle().await;
+        fleet
+    }
+
+    /// As [`Self::of`], with this many data shards.
+    pub(crate) async fn with_shards(nodes: &[u64], data_shards: u64) -> Self {
+        let mut fleet = Self { data_shards, ..Self::new() };
         fleet.start_nodes(nodes, nodes).await;
         fleet.settle().await;
         fleet
@@ -71,7 +81,7 @@ impl Fleet {
         };
         let named = others.iter().copied().filter(|other| *other != node).chain([node]);
         ServerConfig {
-            shards: Some(DATA_SHARDS),
+            shards: Some(self.data_shards),
             node_id: node,
             topics: vec![("default".to_owned(), 4)],
             storage: StorageMode::Durable,
@@ -165,7 +175,8 @@ impl Fleet {
             for (id, node) in &self.nodes {
                 let metadata = metadata(node).await;
                 let voters = |replicas: &[u64]| replicas == running;
-                let is_whole = metadata.shards.len() == 1 + usize::try_from(DATA_SHARDS).unwrap()
+                let is_whole = metadata.shards.len()
+                    == 1 + usize::try_from(self.data_shards).unwrap()
                     && metadata.shards.iter().all(|it| voters(&it.replicas))
                     && metadata.shards.iter().all(|it| it.learners.is_empty())
                     && metadata.topics.iter().any(|it| it.topic == "default");
@@ -186,6 +197,12 @@ impl Fleet {
 
     /// Starts and adds a node, and waits until it votes in every shard.
     pub(crate) async fn grow(&mut self, node: u64) {
+        self.add(node).await;
+        self.settle().await;
+    }
+
+    /// Starts and adds a node, and waits until that is done.
+    pub(crate) async fn add(&mut self, node: u64) {
         let others = self.ids();
         let start = self.launch(node, &others);
         let admin = self.admin();
@@ -197,15 +214,25 @@ impl Fleet {
         .await;
         self.arrived(node, start).await;
         self.done(change.id).await;
-        self.settle().await;
+    }
+
+    /// Address of a node for clients.
+    pub(crate) fn listen(&self, node: u64) -> String {
+        self.listen[&node].to_string()
     }
 
     /// Removes a node from the cluster and returns its server, which still runs.
     pub(crate) async fn shrink(&mut self, node: u64) -> TestServer {
+        let removed = self.remove(node).await;
+        self.settle().await;
+        removed
+    }
+
+    /// Removes a node as [`Self::shrink`] does, and waits until that is done.
+    pub(crate) async fn remove(&mut self, node: u64) -> TestServer {
         let change = self.admin().remove_node(node, false, false).await.unwrap().unwrap();
         let removed = self.nodes.remove(&node).unwrap();
         self.done(change.id).await;
-        self.settle().await;
         removed
     }
 
@@ -246,7 +273,7 @@ impl Fleet {
     /// Shards whose leader is this node, as all running nodes know.
     pub(crate) async fn led_by(&self, node: u64) -> Vec<u32> {
         let mut led = Vec::new();
-        for shard in 0..=u32::try_from(DATA_SHARDS).unwrap() {
+        for shard in 0..=u32::try_from(self.data_shards).unwrap() {
             if self.leader(shard).await == node {
                 led.push(shard);
             }
@@ -267,7 +294,7 @@ impl Fleet {
 }
 
 /// Waits for the first `count` records on a node and returns their values.
-async fn all_values(node: &TestServer, partition: u32, count: u64) -> Vec<String> {
+pub(crate) async fn all_values(node: &TestServer, partition: u32, count: u64) -> Vec<String> {
     let (mut next, mut found) = (0, Vec::new());
     until("the replica has all records", async || {
         while next < count {

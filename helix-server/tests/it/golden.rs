@@ -75,6 +75,16 @@ fn update(offset: u64) -> Record {
 async fn serves_and_continues_a_data_directory_of_format_1() {
     let server = start("1", write).await;
     expect_all(&server, 0).await;
+    // The placement is taken over once the cluster uses this release's protocol version.
+    until("the placement is known", async || {
+        server.running.node().cluster().machine().read(|state| {
+            let shards = state.members().placement()?.shards();
+            let nodes: Vec<Vec<u64>> =
+                shards.map(|(_, it)| it.replicas.keys().copied().collect()).collect();
+            (nodes.len() > 1 && nodes.iter().all(|it| *it == [1])).then_some(())
+        })
+    })
+    .await;
     let server = server.restart().await;
     expect_all(&server, 1).await;
 }
@@ -545,6 +555,7 @@ fn new_batch(
         payload: made.payload,
         producer,
         condition: Condition::default(),
+        stamps: None,
     }
 }
 

@@ -43,6 +43,8 @@ mod peer;
 mod peer_nodes;
 mod peer_records;
 mod peer_wire;
+mod placement;
+mod placement_kill;
 mod process;
 mod produce;
 mod raw_http2;
@@ -64,6 +66,8 @@ mod throttled;
 mod tidy;
 mod tls;
 mod topics;
+#[cfg(feature = "otlp")]
+mod traces;
 mod trio;
 mod unix_socket;
 mod versions;

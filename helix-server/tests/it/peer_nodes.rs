@@ -316,7 +316,7 @@ pub(crate) async fn write(node: &PeerNode, count: u64, at_once: usize, payload: 
         async move {
             let (reply, written) = ProposalResponder::new(None);
             raft.write(command(number, payload)).responder(reply).await.unwrap();
-            written.await.unwrap().unwrap().log_id.index
+            written.await.unwrap().0.unwrap().log_id.index
         }
     });
     let mut last = 0;

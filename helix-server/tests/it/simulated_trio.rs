@@ -49,6 +49,7 @@ pub(crate) fn one_record(partition: PartitionId, payload: Bytes) -> NewBatch {
         payload,
         producer: None,
         condition: Condition::default(),
+        stamps: None,
     }
 }
 

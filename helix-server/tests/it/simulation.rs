@@ -120,6 +120,7 @@ pub(crate) fn batch(node: &Node, partition: u32, sequence: u64, payload: Bytes) 
         payload,
         producer: Some(ProducerStamp::new(7_000 + u64::from(partition), 0, sequence)),
         condition: Condition::default(),
+        stamps: None,
     }
 }
 

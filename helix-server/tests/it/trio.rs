@@ -165,6 +165,8 @@ pub(crate) struct TrioPlan {
     catch_up_bytes: u64,
     checkpoint_bytes: u64,
     election_timeout_ms: u32,
+    /// Collector of traces.
+    otlp_endpoint: Option<String>,
 }
 
 impl TrioPlan {
@@ -179,6 +181,7 @@ impl TrioPlan {
             catch_up_bytes: CATCH_UP_BYTES,
             checkpoint_bytes: CHECKPOINT_BYTES,
             election_timeout_ms: ELECTION_TIMEOUT_MS_MAX,
+            otlp_endpoint: None,
         }
     }
 
@@ -207,6 +210,12 @@ impl TrioPlan {
         self
     }
 
+    /// Makes the nodes export traces.
+    #[cfg(feature = "otlp")]
+    pub(crate) fn with_collector(self, endpoint: String) -> Self {
+        Self { otlp_endpoint: Some(endpoint), ..self }
+    }
+
     /// Makes the nodes keep little log for an absent follower.
     pub(crate) fn with_short_logs(self) -> Self {
         Self { catch_up_bytes: 2 << 20, checkpoint_bytes: 1 << 20, ..self }
@@ -232,6 +241,7 @@ impl TrioPlan {
             catch_up_bytes: self.catch_up_bytes,
             checkpoint_bytes: self.checkpoint_bytes,
             election_timeout_ms: self.election_timeout_ms,
+            otlp_endpoint: self.otlp_endpoint.clone(),
             ..ServerConfig::default()
         }
     }

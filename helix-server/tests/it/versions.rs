@@ -2,7 +2,7 @@
 //! newer version is used once the last node speaks it, and a node without a common version is
 //! rejected.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,6 +12,7 @@ use helix_server::error::{Error, Result};
 use helix_server::node::{Node, NodeSettings};
 use helix_server::peer::Network;
 use helix_server::protocol::{COMPRESSION, KAFKA_BATCHES, ProtocolVersions};
+use helix_server::raft::replica_id;
 use helix_server::shard::Durability;
 use tempfile::TempDir;
 use tokio::net::TcpListener;
@@ -104,6 +105,32 @@ impl MixedCluster {
         .await;
     }
 
+    /// Returns the replica ids of each shard on each node, by the placement of that node's copy of
+    /// the cluster's state; `None` without one.
+    fn placements(&self) -> Vec<Option<BTreeMap<u64, BTreeSet<u64>>>> {
+        let placed = |node: &Arc<Node>| {
+            node.cluster().machine().read(|state| {
+                let shards = state.members().placement()?.shards();
+                let rows = shards.map(|(id, shard)| {
+                    let replicas = shard.replicas.iter();
+                    (id, replicas.map(|(node, it)| replica_id(*node, *it)).collect())
+                });
+                Some(rows.collect())
+            })
+        };
+        self.nodes.values().map(placed).collect()
+    }
+
+    /// Returns the voters of each shard by its Raft group on each node.
+    fn voters(&self) -> Vec<Option<BTreeMap<u64, BTreeSet<u64>>>> {
+        let voters = |node: &Arc<Node>| {
+            let data = node.shards().into_iter().map(|it| (it.id(), it.replica().voters()));
+            let all = data.chain([(0, node.cluster().replica().voters())]);
+            Some(all.map(|(id, voters)| (id, voters.into_iter().collect())).collect())
+        };
+        self.nodes.values().map(voters).collect()
+    }
+
     fn protocols(&self) -> Vec<u32> {
         self.nodes.values().map(|node| node.cluster().protocol()).collect()
     }
@@ -135,6 +162,9 @@ async fn newer_protocol_is_used_once_the_last_node_speaks_it() {
         assert!(!cluster.wait_protocol(COMPRESSION, Duration::from_millis(10)).await);
         assert!(!cluster.wait_protocol(KAFKA_BATCHES, Duration::from_millis(10)).await);
         assert_eq!(mixed.take_any_records(), [true; 3], "as the nodes that cannot validate them");
+        assert_eq!(mixed.placements(), [None, None, None]);
+        let early = mixed.nodes[&3].cluster().set_cordoned(1, true).await.unwrap_err();
+        assert!(matches!(early, Error::Unimplemented { .. }), "{early}");
         let early = mixed.nodes[&3].find_or_place_group("readers").await.unwrap_err();
         assert!(matches!(early, Error::Unimplemented { .. }), "{early}");
         mixed.restart(upgraded, NEXT).await;
@@ -146,6 +176,9 @@ async fn newer_protocol_is_used_once_the_last_node_speaks_it() {
     }
     assert_eq!(mixed.take_any_records(), [false; 3]);
     mixed.nodes[&1].find_or_place_group("readers").await.unwrap();
+    // The placement is taken over as the replicas are.
+    until("the placement is known", async || (mixed.placements() == mixed.voters()).then_some(()))
+        .await;
 
     // There is no downgrade: the data requires the new version.
     until("the version is in a checkpoint", async || {

@@ -42,6 +42,8 @@ pub(crate) fn is_within_bounds(placement: &Placement) -> bool {
 
 pub(crate) const STATE: &str = "state";
 pub(crate) const STATE_TMP: &str = "state.tmp";
+/// Name of one file of a log while the log is being removed.
+pub(crate) const REMOVED: &str = "removed";
 
 pub(crate) fn segment_name(id: u64) -> String {
     format!("{id:016x}.seg")

@@ -6,6 +6,7 @@ pub(crate) mod clock;
 pub(crate) mod core;
 pub(crate) mod counters;
 pub(crate) mod disk_use;
+pub(crate) mod group_times;
 pub(crate) mod options;
 pub(crate) mod queue;
 pub(crate) mod readahead;
@@ -26,6 +27,7 @@ use crate::files::state_file::StateFile;
 use crate::shared::clock::StepClock;
 use crate::shared::clock::monotonic_clock;
 use crate::shared::core::Core;
+use crate::shared::group_times::GroupStamp;
 use crate::shared::options::Options;
 use crate::shared::queue::QueuedRequest;
 use crate::shared::queue::WriteRequest;
@@ -52,6 +54,7 @@ pub(crate) struct Shared {
     wakers: Mutex<Option<Arc<Wakers>>>,
     /// Clock of the steps. Without it, time advances only with the steps.
     clock: OnceLock<StepClock>,
+    pub last_group: Arc<GroupStamp>,
 }
 
 /// State of the log at the end of a wait.
@@ -90,6 +93,7 @@ impl Shared {
             keeper_wake: Condvar::new(),
             wakers: Mutex::default(),
             clock: OnceLock::new(),
+            last_group: Arc::default(),
         }
     }
 

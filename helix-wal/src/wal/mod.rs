@@ -26,6 +26,7 @@ use crate::memory::slot::WrittenEntry;
 use crate::recovery::open::open;
 use crate::shared::Shared;
 use crate::shared::core::Core;
+use crate::shared::group_times::GroupStamp;
 use crate::shared::options::{Options, RESERVED_SEGMENTS};
 use crate::shared::queue::{PendingCallback, WriteRequest};
 use crate::shared::signal::{Wakers, WalThread};
@@ -519,6 +520,16 @@ impl Wal {
     /// `None` if no request waits, and for an in-memory log. Never waits for the disk.
     pub fn unsynced_for(&self) -> Option<Duration> {
         self.shared.unsynced_for()
+    }
+
+    /// Returns the times of the last group. Within a `DurableCallback` it is the callback's own.
+    pub fn last_group(&self) -> Arc<GroupStamp> {
+        self.shared.last_group.clone()
+    }
+
+    /// Returns the time by the clock of `GroupTimes`; `None` without a clock.
+    pub fn time(&self) -> Option<Duration> {
+        self.shared.time()
     }
 
     /// Sets the clock of the steps, for drivers without threads. The first clock set stays.

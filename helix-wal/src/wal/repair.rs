@@ -6,9 +6,9 @@ use bytes::Bytes;
 
 use super::Wal;
 use crate::error::{Error, failed};
-use crate::files::data_dir::DirListing;
+use crate::files::data_dir::{DirListing, lock_dir};
 use crate::files::state_file::load_state;
-use crate::format::layout::{Name, STATE, parse_name};
+use crate::format::layout::{Name, REMOVED, STATE, parse_name};
 use crate::recovery::quarantine::{self, QuarantinedLog, REPAIR};
 use crate::recovery::truncate_damage::{self, DamagedEnd};
 use crate::storage::Storage;
@@ -23,7 +23,46 @@ impl Wal {
         let belongs = |name: &str| {
             name == STATE || name == REPAIR || matches!(parse_name(name), Name::Segment(_))
         };
-        Ok(names.iter().any(|name| belongs(name)))
+        // A log whose removal was interrupted no longer exists.
+        let is_removed = names.iter().any(|name| name == REMOVED);
+        Ok(!is_removed && names.iter().any(|name| belongs(name)))
+    }
+
+    /// Removes the log in this directory with all of its files. Also completes a removal that was
+    /// interrupted: after a crash the log either exists as before, or no longer.
+    ///
+    /// # Errors
+    /// Fails if the directory is in use, or a file cannot be removed; the call can be repeated.
+    pub fn remove(storage: &dyn Storage) -> Result<(), Error> {
+        let _guard = lock_dir(storage)?;
+        let list = || storage.list().map_err(|e| failed("list", &storage.describe(), &e));
+        let changing = |name: &str| {
+            let name = name.to_owned();
+            move |e: std::io::Error| failed("remove", &name, &e)
+        };
+        let names = list()?;
+        if !names.iter().any(|name| name == REMOVED) {
+            // A rename needs no disk space. From then on the log does not exist.
+            let first = names.iter().find(|name| *name == STATE).or_else(|| names.first());
+            let Some(first) = first else { return Ok(()) };
+            storage.rename(first, REMOVED).map_err(changing(first))?;
+            storage.sync_dir().map_err(changing(REMOVED))?;
+        }
+        for name in list()?.iter().filter(|name| *name != REMOVED) {
+            storage.remove(name).map_err(changing(name))?;
+        }
+        storage.sync_dir().map_err(changing(REMOVED))?;
+        storage.remove(REMOVED).map_err(changing(REMOVED))?;
+        storage.sync_dir().map_err(changing(REMOVED))
+    }
+
+    /// Returns whether a removal of the log in this directory was interrupted.
+    ///
+    /// # Errors
+    /// Fails if the directory cannot be listed.
+    pub fn is_being_removed(storage: &dyn Storage) -> Result<bool, Error> {
+        let names = storage.list().map_err(|e| failed("list", &storage.describe(), &e))?;
+        Ok(names.iter().any(|name| name == REMOVED))
     }
 
     /// Returns the identity of the log in this directory, as [`crate::Options::identity`].

@@ -17,6 +17,7 @@ use crate::memory::slot::WrittenEntry;
 use crate::shared::Shared;
 use crate::shared::clock::monotonic_clock;
 use crate::shared::core::{Core, ReadySegment};
+use crate::shared::group_times::GroupTimes;
 use crate::shared::queue::{PendingCallback, QueuedRequest, WriteRequest};
 use crate::shared::signal::WalThread;
 use crate::shared::threads::spawn;
@@ -258,6 +259,10 @@ impl Writer {
         }
         let sync = watch();
         let took = self.since(began);
+        if let Some((began, took)) = began.zip(took) {
+            let write = took.saturating_sub(sync);
+            self.shared.last_group.set(GroupTimes::new(began, write, sync));
+        }
         self.end_wait();
         self.group_since = None;
         // Evicted payloads. They are freed after all callbacks have run, because that takes a

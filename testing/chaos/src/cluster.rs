@@ -465,6 +465,11 @@ impl ChaosCluster {
         Ok(shards.map(|shard| (shard.shard_id, shard.last_index)).collect())
     }
 
+    /// Returns the data shards with a replica on a node.
+    pub(crate) async fn shards_on(&self, id: u64) -> anyhow::Result<BTreeSet<u32>> {
+        Ok(self.last_indexes(id).await?.into_keys().collect())
+    }
+
     /// Reports whether every running node has purged the entry after each of these from its logs.
     pub(crate) async fn has_purged(&self, had: &BTreeMap<u32, u64>) -> bool {
         for node in self.nodes.values().filter(|node| !node.process.is_unresponsive()) {
@@ -498,12 +503,14 @@ impl ChaosCluster {
             shards.sort_unstable();
             positions.push((status.node_id, shards));
         }
-        let (first, shards) = positions.first().context("no nodes")?;
-        for (other, theirs) in &positions {
+        let mut first: BTreeMap<u64, (u64, [u64; 4])> = BTreeMap::new();
+        for (node, row) in positions.iter().flat_map(|(id, rows)| rows.iter().map(|it| (*id, *it)))
+        {
+            let (other, known) = *first.entry(row[0]).or_insert((node, row));
             ensure!(
-                shards == theirs,
-                "[shard, last, committed, applied] of node {first} are {shards:?}, of node \
-                 {other} {theirs:?}"
+                known == row,
+                "[shard, last, committed, applied] of node {other} are {known:?}, of node {node} \
+                 {row:?}"
             );
         }
         Ok(positions)

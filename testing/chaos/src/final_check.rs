@@ -2,9 +2,10 @@
 //!
 //! The workload must be stopped.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, bail, ensure};
 use helix_checker::payload::events;
 use helix_checker::{HistoryEvent, HistoryVerdict};
 use tokio::time::{Instant, sleep};
@@ -62,21 +63,31 @@ async fn read_all(
     round: u32,
 ) -> anyhow::Result<(Vec<HistoryEvent>, Vec<u64>)> {
     let mut history = Vec::new();
-    let mut ends = Vec::new();
+    let mut ends = BTreeMap::new();
+    let client = context.client()?;
+    let mut shards = BTreeMap::new();
+    for (partition, target) in context.all_partitions() {
+        shards.insert(partition, client.route(target.topic, target.partition).await?.shard_id);
+    }
     for node_client in cluster.node_clients() {
         let (reader, replica) = (context.id(), node_client.node_id);
-        ends.clear();
+        let placed = cluster.shards_on(replica).await?;
         for (partition, target) in context.all_partitions() {
+            if shards.get(&partition).is_none_or(|shard| !placed.contains(shard)) {
+                continue;
+            }
             history.push(HistoryEvent::FinalOpened { reader, partition, round, replica });
             let what = FinalRead { node_client: &node_client, context, reader, partition, target };
             let TopicPartition { topic, partition, .. } = target;
             let end = what.to_end(&mut history).await.with_context(|| {
                 format!("read partition {partition} of {topic} of node {replica}")
             })?;
-            ends.push(end);
+            ends.insert(partition, end);
         }
     }
-    Ok((history, ends))
+    let unread = shards.keys().find(|partition| !ends.contains_key(partition));
+    ensure!(unread.is_none(), "VIOLATION: no node has a replica of partition {unread:?}");
+    Ok((history, ends.into_values().collect()))
 }
 
 /// Full read of one partition of one replica.

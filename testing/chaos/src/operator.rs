@@ -223,6 +223,33 @@ pub(crate) async fn wait_until_done(
     }
 }
 
+/// Sets the number of replicas of each data shard.
+pub(crate) async fn set_replicas(cluster: &ChaosCluster, replicas: u32) -> anyhow::Result<()> {
+    let admin = admin(cluster)?;
+    retry_until_ok(|| admin.set_replicas(replicas)).await
+}
+
+/// Waits until all replicas are where they should be, in equal numbers.
+pub(crate) async fn wait_until_placed(cluster: &mut ChaosCluster) -> anyhow::Result<()> {
+    let admin = admin(cluster)?;
+    let deadline = Instant::now() + CHANGE_MAX;
+    loop {
+        cluster.check_running()?;
+        let seen = admin.placement().await;
+        if let Ok(seen) = &seen {
+            let moves = seen.shards.iter().any(|it| it.r#move.is_some());
+            let is_stuck = seen.shards.iter().any(|it| !it.stuck_code.is_empty());
+            if !moves && !is_stuck && seen.planned.is_empty() {
+                return cluster.wait_until_healthy(HEALTHY_MAX).await;
+            }
+        }
+        if Instant::now() > deadline {
+            bail!("NO PROGRESS: replicas still move after {CHANGE_MAX:?}: {seen:?}");
+        }
+        sleep(POLL_INTERVAL).await;
+    }
+}
+
 /// Deletes a topic and creates it again while a node is down.
 ///
 /// Afterwards every node must have the whole new topic from offset 0, and nothing of the old one.

@@ -105,10 +105,16 @@ pub enum CoverageMark {
     GroupSteady,
     TableCompacted,
     TombstoneForgotten,
+    ReplicaMoveAsked,
+    ReplicaMoveBegun,
+    ReplicaMoved,
+    ReplicaDeleted,
+    NodeCordoned,
+    SevenNodes,
 }
 
 impl CoverageMark {
-    pub const ALL: [Self; 94] = [
+    pub const ALL: [Self; 100] = [
         Self::LeaderChange,
         Self::LeaderChangeWithBatchInFlight,
         Self::LeaderCutOff,
@@ -203,6 +209,12 @@ impl CoverageMark {
         Self::GroupSteady,
         Self::TableCompacted,
         Self::TombstoneForgotten,
+        Self::ReplicaMoveAsked,
+        Self::ReplicaMoveBegun,
+        Self::ReplicaMoved,
+        Self::ReplicaDeleted,
+        Self::NodeCordoned,
+        Self::SevenNodes,
     ];
 }
 
@@ -237,7 +249,7 @@ impl CoverageMarks {
 ///
 /// A message that is reworded must be changed here too. Otherwise its mark stays at zero, which
 /// `--marks` reports as a failure.
-const LOGGED: [(&str, CoverageMark); 9] = [
+const LOGGED: [(&str, CoverageMark); 11] = [
     ("truncated the last group of the log", CoverageMark::TornTailCut),
     ("refusing appends, no majority responds", CoverageMark::LeaderCutOff),
     ("disk stalls, transferring leadership", CoverageMark::HandedOverStalledDisk),
@@ -246,6 +258,8 @@ const LOGGED: [(&str, CoverageMark); 9] = [
     ("repaired the replica", CoverageMark::RepairDone),
     ("reopened the shard", CoverageMark::ShardOpenedAgain),
     ("repaired a segment in place", CoverageMark::RepairedInPlace),
+    ("moved a replica", CoverageMark::ReplicaMoved),
+    ("deleted the replica", CoverageMark::ReplicaDeleted),
     ("removing members past their session timeouts", CoverageMark::GroupSessionExpired),
 ];
 

@@ -133,6 +133,10 @@ impl NodeDisks {
 }
 
 impl SimulatedDisks for NodeDisks {
+    fn shards(&self) -> Option<Vec<u64>> {
+        Some(Self::shards(self))
+    }
+
     fn open(&self, shard_id: u64) -> Arc<dyn Storage> {
         let mut inner = self.lock();
         let Inner { seed, shape, free, by_shard, .. } = &mut *inner;

@@ -14,6 +14,7 @@ use helix_proto::log::v1::{
 use tokio::time::{sleep, timeout};
 use tonic::transport::{Channel, Endpoint};
 
+use crate::cluster::SimulatedMachine;
 use crate::net::{CLIENT_PORT, channel};
 use crate::plan::SimulationPlan;
 use crate::workload::{ClientContext, FINALS, TOPIC};
@@ -27,24 +28,40 @@ const ATTEMPTS_MAX: u32 = 20;
 pub type FinalReadEvents = Arc<Mutex<Vec<HistoryEvent>>>;
 
 /// Reads all replicas in each final phase.
-pub async fn read(context: ClientContext, rounds: u32, found: FinalReadEvents) -> turmoil::Result {
+pub async fn read(
+    context: ClientContext,
+    machines: Vec<SimulatedMachine>,
+    rounds: u32,
+    found: FinalReadEvents,
+) -> turmoil::Result {
     for round in 0..rounds {
         context.wait_for_phase(FINALS + round).await;
-        read_all(&context, round, &found).await?;
+        read_all(&context, &machines, round, &found).await?;
         context.on_end();
     }
     Ok(())
 }
 
-async fn read_all(context: &ClientContext, round: u32, found: &FinalReadEvents) -> turmoil::Result {
+async fn read_all(
+    context: &ClientContext,
+    machines: &[SimulatedMachine],
+    round: u32,
+    found: &FinalReadEvents,
+) -> turmoil::Result {
     let mut events = Vec::new();
-    for node in context.members.all() {
+    let members = context.members.all();
+    for machine in machines.iter().filter(|it| members.contains(&it.node_id())) {
+        let node = machine.node_id();
         let host = SimulationPlan::host(node);
         let endpoint = Endpoint::from_shared(format!("http://{host}:{CLIENT_PORT}"))?;
         let client = ConsumeServiceClient::new(channel(&endpoint));
         let client = client.max_decoding_message_size(16 << 20);
         let reader = context.id();
         for partition in 0..context.plan.partitions {
+            let is_here = || machine.node().is_some_and(|it| it.locate(TOPIC, partition).is_ok());
+            if context.plan.placement.is_some() && !is_here() {
+                continue;
+            }
             events.push(HistoryEvent::FinalOpened { reader, partition, round, replica: node });
             read_one(client.clone(), (reader, partition), &mut events)
                 .await

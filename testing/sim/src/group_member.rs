@@ -36,6 +36,9 @@ use crate::net::{CLIENT_PORT, channel};
 use crate::plan::{GroupPlan, SimulationPlan};
 use crate::workload::{ClientContext, TOPIC, TOPIC_IS_THERE};
 
+/// Interval of pings on connections with open calls, and the time for their responses.
+const KEEP_ALIVE: Duration = Duration::from_secs(5);
+
 /// Longest wait for the response to a call, beyond the wait that the call asks for.
 const RESPONSE_TIMEOUT: Duration = Duration::from_millis(1_500);
 
@@ -164,7 +167,11 @@ impl MemberSlot {
         let mut rng = context.rng(context.id());
         let node = |node| -> turmoil::Result<_> {
             let host = SimulationPlan::host(node);
-            let endpoint = Endpoint::from_shared(format!("http://{host}:{CLIENT_PORT}"))?;
+            // As helix-client does: a subscription to a node that lost its power unnoticed would
+            // wait without end.
+            let endpoint = Endpoint::from_shared(format!("http://{host}:{CLIENT_PORT}"))?
+                .http2_keep_alive_interval(KEEP_ALIVE)
+                .keep_alive_timeout(KEEP_ALIVE);
             let channel = channel(&endpoint);
             let group = GroupServiceClient::new(channel.clone());
             let consume = ConsumeServiceClient::new(channel).max_decoding_message_size(16 << 20);

@@ -12,23 +12,24 @@
 //! - High watermarks and log starts of a running node never go back.
 //! - Purged, checkpoint, applied, committed and last index are in this order, and the purged index
 //!   never goes back.
+//! - A replica that was deleted or lost never returns under its id.
 //! - A checkpoint covers only entries that this node has synced or got in a snapshot.
 
 mod log_rules;
+mod quorums;
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use helix_server::node::Node;
 use helix_server::raft::{Replica, node_of};
 use helix_server::shard::Shard;
-use helix_wal::storage::Crash;
 use helix_wal::{LogId, LogState, ReadMode, Wal};
 
 use crate::cluster::SimulatedMachine;
 use crate::coverage::{CoverageMark, CoverageMarks};
-use crate::damage::is_repair_file;
 use crate::membership::{DamageExtent, MembershipTracker};
 use crate::observation::ReplicaObservation;
+use crate::placement_watch::has_log;
 use crate::recorder::Recorder;
 use log_rules::{MissingEntry, check_kept, committed_prefix, read_vote, violates_vote_rules};
 
@@ -59,6 +60,10 @@ pub struct InvariantChecker {
     elected: Vec<Elected>,
     /// Logs given up in this tick that could be opened.
     given_up: Vec<GivenUpLog>,
+    /// Shards have replicas on some of the members: majorities are those of their voters.
+    is_placed: bool,
+    /// Replicas whose log was deleted or lost, by shard and replica id.
+    gone: BTreeSet<(u64, u64)>,
 }
 
 /// A log that a replica gave up.
@@ -78,6 +83,8 @@ struct Elected {
     shard: u64,
     term: u64,
     replica: u64,
+    /// Sets of voters that elected it.
+    configs: Vec<BTreeSet<u64>>,
 }
 
 /// One replica at the time of a check.
@@ -91,7 +98,12 @@ struct ReplicaSnapshot<'a> {
 }
 
 impl InvariantChecker {
-    pub fn new(members: MembershipTracker, recorder: Recorder, marks: CoverageMarks) -> Self {
+    pub fn new(
+        members: MembershipTracker,
+        recorder: Recorder,
+        marks: CoverageMarks,
+        is_placed: bool,
+    ) -> Self {
         Self {
             members,
             recorder,
@@ -104,6 +116,8 @@ impl InvariantChecker {
             start_counts: BTreeMap::new(),
             elected: Vec::new(),
             given_up: Vec::new(),
+            is_placed,
+            gone: BTreeSet::new(),
         }
     }
 
@@ -129,7 +143,10 @@ impl InvariantChecker {
                 Some(node) if machine.disks().has_stopped() => {
                     self.final_observation(node_id, &node)
                 }
-                Some(node) => self.check_node(node_id, &node)?,
+                Some(node) => {
+                    self.forget_deleted(machine, &node);
+                    self.check_node(node_id, &node)?;
+                }
                 None => {
                     // The node ended in this tick; entries synced until then count.
                     if let Some(node) = machine.last_node() {
@@ -147,43 +164,6 @@ impl InvariantChecker {
             self.check_given_up(&log)?;
         }
         self.check_majorities()
-    }
-
-    /// Checks that a majority has the vote for a leader on disk.
-    ///
-    /// A vote that a crash can undo may be given twice. The votes are read from copies of the disks
-    /// after a power loss.
-    fn check_votes(&self, machines: &[SimulatedMachine], elected: &Elected) -> Result<(), String> {
-        let (members, majority) = (self.members.all(), self.members.majority());
-        let Elected { shard, term, replica } = *elected;
-        let given =
-            machines.iter().filter(|it| members.contains(&it.node_id())).filter(|machine| {
-                let id = machine.node_id();
-                let may_lack_vote = self.members.damage_of(id) == Some(DamageExtent::AnyFile);
-                if self.members.lost() == Some(id) || may_lack_vote {
-                    return true;
-                }
-                let Some(disk) = machine.disks().disk(shard) else { return false };
-                let device = disk.fork();
-                device.crash(Crash::LoseAll);
-                // A log that is being replaced may have its vote in the note only.
-                if device.files().iter().any(|name| is_repair_file(name)) {
-                    return true;
-                }
-                // Other checks report a disk that cannot be read.
-                let Ok(report) = helix_wal::inspect(&device.reopen()) else { return true };
-                let vote = report.vote.as_deref().and_then(read_vote);
-                vote.is_some_and(|vote| vote.0 > term || (vote.0, vote.1) == (term, replica))
-            });
-        let given: Vec<u64> = given.map(SimulatedMachine::node_id).collect();
-        if given.len() < majority {
-            return Err(format!(
-                "shard {shard}: replica {replica} leads in term {term}, but only nodes {given:?} \
-                 have \
-                 that vote on disk"
-            ));
-        }
-        Ok(())
     }
 
     /// Checks that a replica gave up its log by the rule of docs/decisions/0035: in each set of
@@ -223,12 +203,38 @@ impl InvariantChecker {
     fn forget_if_wiped(&mut self, node_id: u64) {
         let wipes = self.members.wipes(node_id);
         let mine = self.seen.range_mut((node_id, 0)..=(node_id, u64::MAX));
-        for (_, seen) in mine.filter(|(_, seen)| seen.wipes < wipes) {
+        for ((_, shard), seen) in mine.filter(|(_, seen)| seen.wipes < wipes) {
+            if seen.takes_part() {
+                self.gone.insert((*shard, seen.replica_id));
+            }
             *seen = ReplicaObservation {
                 wipes,
                 lost: seen.stable.max(seen.lost),
                 ..ReplicaObservation::default()
             };
+        }
+    }
+
+    /// Resets the observations of replicas whose files were deleted.
+    fn forget_deleted(&mut self, machine: &SimulatedMachine, node: &Node) {
+        if !self.is_placed {
+            return;
+        }
+        let node_id = machine.node_id();
+        let mine = self.seen.range_mut((node_id, 1)..=(node_id, u64::MAX));
+        for ((_, shard), seen) in mine.filter(|(_, seen)| seen.replica_id != 0) {
+            let has_files =
+                || machine.disks().disk(*shard).is_some_and(|disk| has_log(&disk.files()));
+            if node.shard(*shard).is_none() && !has_files() {
+                if seen.takes_part() {
+                    self.gone.insert((*shard, seen.replica_id));
+                }
+                *seen = ReplicaObservation {
+                    wipes: seen.wipes,
+                    restarts: seen.restarts,
+                    ..ReplicaObservation::default()
+                };
+            }
         }
     }
 
@@ -348,9 +354,26 @@ impl InvariantChecker {
             }
             None => {}
         }
+        if self.is_placed && seen.replica_id != 0 && seen.replica_id != replica.id() {
+            // Deleted and created again within a tick.
+            if seen.takes_part() {
+                self.gone.insert((shard_id, seen.replica_id));
+            }
+            *seen = ReplicaObservation {
+                wal: seen.wal.take(),
+                wipes: seen.wipes,
+                restarts: seen.restarts,
+                ..ReplicaObservation::default()
+            };
+        }
+        if seen.replica_id != replica.id() && self.gone.contains(&(shard_id, replica.id())) {
+            return Err(format!("{name}: replica {} is gone, and returns", replica.id()));
+        }
         seen.replica_id = replica.id();
         if has_damage && !seen.in_repair {
             seen.configs = replica.membership().configs;
+        } else if self.is_placed {
+            seen.note_configs(replica.membership().configs);
         }
         if !seen.is_up {
             seen.is_up = true;
@@ -422,7 +445,7 @@ impl InvariantChecker {
         if leader_term != seen.leader_term {
             seen.leader_term = leader_term;
             self.recorder.note(&format!("{name}: leads in {leader_term:?}"));
-            self.on_leader_change((node_id, shard_id), leader_term, replica.id())?;
+            self.on_leader_change((node_id, shard_id), leader_term, replica)?;
         }
         self.compare((node_id, shard_id), wal, committed, is_damaged)
     }
@@ -431,10 +454,11 @@ impl InvariantChecker {
         &mut self,
         (node, shard): (u64, u64),
         term: Option<u64>,
-        replica: u64,
+        replica: &Replica,
     ) -> Result<(), String> {
         let Some(term) = term else { return Ok(()) };
-        self.elected.push(Elected { shard, term, replica });
+        let configs = replica.membership().configs;
+        self.elected.push(Elected { shard, term, replica: replica.id(), configs });
         let first = *self.leaders.entry((shard, term)).or_insert(node);
         if first != node {
             return Err(format!("shard {shard}: nodes {first} and {node} lead in term {term}"));
@@ -505,32 +529,6 @@ impl InvariantChecker {
                     of.0,
                     of.1,
                     (start, high)
-                ));
-            }
-        }
-        Ok(())
-    }
-
-    /// Checks that committed entries are synced on a majority of nodes, running or not.
-    fn check_majorities(&self) -> Result<(), String> {
-        let mut committed: BTreeMap<u64, u64> = BTreeMap::new();
-        for ((_, shard), seen) in self.seen.iter().filter(|(_, seen)| seen.is_up) {
-            let most = committed.entry(*shard).or_default();
-            *most = (*most).max(seen.committed);
-        }
-        let (members, majority) = (self.members.all(), self.members.majority());
-        let lost = self.members.lost();
-        for (shard, committed) in committed {
-            let stable = members.iter().filter_map(|node| {
-                let seen = self.seen.get(&(*node, shard))?;
-                let counts_lost = lost == Some(*node) || seen.in_repair;
-                if counts_lost { seen.stable.max(seen.lost) } else { seen.stable }
-            });
-            let stable: Vec<u64> = stable.map(|id| id.index).collect();
-            let count = stable.iter().filter(|index| **index >= committed).count();
-            if committed > 0 && count < majority {
-                return Err(format!(
-                    "shard {shard}: {committed} is committed, but the nodes have synced {stable:?}"
                 ));
             }
         }

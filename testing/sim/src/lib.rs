@@ -6,6 +6,8 @@
 //! - `nemesis`, `damage` and `copies` inject faults; `membership` limits the affected nodes.
 //! - `workload` and `raw_producer` write and read, with and without `helix-client`.
 //! - `operator` administers the cluster.
+//! - `placer` moves replicas, cordons nodes and changes the number of replicas; `placement_watch`
+//!   checks the placement on all nodes.
 //! - `recreation` deletes a topic and creates it again; `recreation_log` checks what its clients
 //!   see.
 //! - `clock_witness` checks append times and retention by time against all clocks; `token_holder`
@@ -44,6 +46,8 @@ pub mod nemesis;
 pub mod net;
 mod observation;
 pub mod operator;
+pub mod placement_watch;
+pub mod placer;
 pub mod plan;
 pub mod principals;
 pub mod raw_producer;

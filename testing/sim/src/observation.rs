@@ -37,8 +37,11 @@ pub(crate) struct ReplicaObservation {
     /// Restarts of the shard while its node kept running.
     pub(crate) restarts: u64,
     pub(crate) replica_id: u64,
-    /// Sets of voters that it knew last. Kept up to date while a member is damaged.
+    /// Sets of voters that it knew last. Kept up to date while a member is damaged, and in clusters
+    /// with replicas on some of the members.
     pub(crate) configs: Vec<BTreeSet<u64>>,
+    /// Sets of voters before their last change.
+    pub(crate) configs_before: Vec<BTreeSet<u64>>,
 }
 
 impl ReplicaObservation {
@@ -47,6 +50,18 @@ impl ReplicaObservation {
         let Some(wal) = &self.wal else { return };
         let state = wal.state();
         self.stable = state.synced.min(state.last);
+    }
+
+    /// Returns whether the replica has voted or has entries, so that its shard may depend on it.
+    pub(crate) fn takes_part(&self) -> bool {
+        self.replica_id != 0 && (self.stable.is_some() || self.vote.is_some())
+    }
+
+    /// Registers the voters that the replica knows.
+    pub(crate) fn note_configs(&mut self, configs: Vec<BTreeSet<u64>>) {
+        if self.configs != configs {
+            self.configs_before = std::mem::replace(&mut self.configs, configs);
+        }
     }
 
     /// Marks the replica as stopped.

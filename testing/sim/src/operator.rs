@@ -65,7 +65,9 @@ impl Operator {
         if self.draws(FaultKind::Drain, 0.2) {
             self.drain().await;
         }
-        if self.draws(FaultKind::Grow, 0.4) {
+        let is_calm = self.context.plan.placement.is_some() && self.context.is_calm();
+        let chance = if self.context.plan.placement.is_some() { 0.7 } else { 0.4 };
+        if !is_calm && self.draws(FaultKind::Grow, chance) {
             self.grow_or_shrink().await?;
         }
         Ok(())
@@ -131,11 +133,14 @@ impl Operator {
         Ok(())
     }
 
-    /// Adds the spare machine, or removes a member, which becomes the spare one.
+    /// Adds a spare machine, or removes a member, which becomes a spare one.
     async fn grow_or_shrink(&mut self) -> turmoil::Result {
         let members = self.context.members.all();
         let spare = (1..=self.context.plan.machines()).find(|node| !members.contains(node));
-        match spare {
+        // Clusters with a placement grow and shrink at any size.
+        let may_shrink = self.context.plan.placement.is_some() && members.len() > 3;
+        let shrinks = may_shrink && self.rng.random_bool(0.4);
+        match spare.filter(|_| !shrinks) {
             Some(node) => self.add(node, members).await,
             None => self.remove(members).await,
         }

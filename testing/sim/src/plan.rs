@@ -104,6 +104,8 @@ pub enum Theme {
     Tables,
     /// Principals that use each other's identities, and rights that are removed while calls wait.
     Access,
+    /// Replicas on some of five to seven nodes, which move while nodes come, go and are cordoned.
+    Placement,
 }
 
 impl Theme {
@@ -142,6 +144,22 @@ impl Theme {
             Self::Groups => {
                 &[Partition, OneWay, Hold, Loss, Reset, Kill, PowerLoss, Transfer, Election, Stall]
             }
+            Self::Placement => &[
+                Partition,
+                OneWay,
+                Hold,
+                Kill,
+                Kill,
+                Stop,
+                PowerLoss,
+                PowerLossMidWrite,
+                Wipe,
+                Transfer,
+                Drain,
+                Election,
+                Stall,
+                Grow,
+            ],
             Self::Tables => &[
                 Kill,
                 Stop,
@@ -219,6 +237,43 @@ impl TablePlan {
     }
 }
 
+/// Settings of a run whose shards have replicas on some of the nodes.
+#[derive(Debug, Clone)]
+pub struct PlacementPlan {
+    /// Nodes that form the cluster.
+    pub founders: u64,
+    /// Founders and spare machines, which join and leave.
+    pub machines: u64,
+    pub shards: u64,
+    /// Numbers of replicas that the operator chooses from.
+    pub replicas: Vec<u32>,
+    /// Mean pause between changes of the placement.
+    pub pause: Duration,
+}
+
+impl PlacementPlan {
+    /// Share of the seeds with a placement.
+    const SHARE: f64 = 0.1;
+
+    /// Draws from a generator of its own, so that other seeds keep their plans.
+    fn draw(seed: u64, is_chosen: bool) -> Option<Self> {
+        let mut rng = StdRng::seed_from_u64(seed ^ 0x706c_6163);
+        let has_placement = rng.random_bool(Self::SHARE);
+        let founders = *[3, 3, 5, 7].choose(&mut rng).unwrap_or(&3);
+        let plan = Self {
+            founders,
+            machines: rng.random_range(5..=7).max(founders),
+            shards: rng.random_range(2..=4),
+            replicas: match rng.random_bool(0.2) {
+                true => vec![1, 3],
+                false => vec![3, 3, 5],
+            },
+            pause: Duration::from_millis(rng.random_range(200..=1_500)),
+        };
+        (has_placement || is_chosen).then_some(plan)
+    }
+}
+
 /// Settings of one run.
 #[derive(Debug, Clone)]
 pub struct SimulationPlan {
@@ -267,6 +322,7 @@ pub struct SimulationPlan {
     pub pace: Duration,
     pub group: Option<GroupPlan>,
     pub table: Option<TablePlan>,
+    pub placement: Option<PlacementPlan>,
 }
 
 impl SimulationPlan {
@@ -277,8 +333,8 @@ impl SimulationPlan {
     /// Draws a plan from a seed. A given theme replaces the drawn one.
     pub fn of(seed: u64, theme: Option<Theme>) -> Self {
         let mut rng = StdRng::seed_from_u64(seed);
-        let nodes = if rng.random_bool(0.75) { 3 } else { 5 };
-        let shards = *[1, 1, 2, 3].get(rng.random_range(0..4)).unwrap_or(&1);
+        let mut nodes = if rng.random_bool(0.75) { 3 } else { 5 };
+        let mut shards = *[1, 1, 2, 3].get(rng.random_range(0..4)).unwrap_or(&1);
         let mut kinds: Vec<FaultKind> =
             FaultKind::ALL.into_iter().filter(|_| rng.random_bool(0.5)).collect();
         let drawn = match rng.random_bool(0.33) {
@@ -290,7 +346,13 @@ impl SimulationPlan {
         let drawn = if is_of_copies { Some(Theme::Copies) } else { drawn };
         let mut clock_rng = StdRng::seed_from_u64(seed ^ 0x636c_6f63);
         let drawn = if clock_rng.random_bool(0.1) { Some(Theme::Clocks) } else { drawn };
+        let placement = PlacementPlan::draw(seed, theme == Some(Theme::Placement));
+        let placement = placement.filter(|_| theme.is_none_or(|it| it == Theme::Placement));
+        let drawn = if placement.is_some() { Some(Theme::Placement) } else { drawn };
         let theme = theme.or(drawn);
+        if let Some(placement) = &placement {
+            (nodes, shards) = (placement.founders, placement.shards);
+        }
         let mut gap = Duration::from_millis(rng.random_range(300..=3_000));
         if let Some(theme) = theme {
             kinds.retain(|_| rng.random_bool(0.15));
@@ -299,8 +361,16 @@ impl SimulationPlan {
         } else if rng.random_bool(0.05) {
             kinds.clear();
         }
-        if nodes == 5 {
-            // A cluster has at most five members.
+        if let Some(placement) = &placement {
+            // Damage and single replicas do not go together, nor do lost disks.
+            let has_copies = !placement.replicas.contains(&1);
+            kinds.retain(|kind| match kind {
+                FaultKind::Damage => false,
+                FaultKind::Wipe => has_copies,
+                _ => true,
+            });
+        } else if nodes == 5 {
+            // Other seeds stay below the sizes of the theme of placement.
             kinds.retain(|kind| *kind != FaultKind::Grow);
         }
         let disk = |rng: &mut StdRng| DiskShape {
@@ -317,7 +387,10 @@ impl SimulationPlan {
                 _ => 50_000,
             }),
         };
-        let machines = nodes + u64::from(kinds.contains(&FaultKind::Grow));
+        let machines = match &placement {
+            Some(placement) => placement.machines,
+            None => nodes + u64::from(kinds.contains(&FaultKind::Grow)),
+        };
         let disks = (0..machines).map(|_| disk(&mut rng)).collect();
         let of_clocks = theme == Some(Theme::Clocks);
         let skews = kinds.contains(&FaultKind::ClockJump) && !of_clocks;
@@ -377,6 +450,7 @@ impl SimulationPlan {
             pace: Duration::from_millis(rng.random_range(5..=60)),
             group: GroupPlan::draw(seed, theme),
             table: TablePlan::draw(seed, theme),
+            placement,
         };
         if of_clocks {
             // Trims and retention by bytes drop records of any age.
@@ -399,6 +473,11 @@ impl SimulationPlan {
             // Its members expect all records of topics that only its own client changes.
             plan.group = None;
         }
+        if plan.placement.is_some() {
+            // Their checks expect every shard on every node.
+            (plan.table, plan.has_principals, plan.recreates) = (None, false, false);
+            plan.duration = plan.duration.min(Duration::from_secs(120));
+        }
         plan
     }
 
@@ -407,7 +486,7 @@ impl SimulationPlan {
         self.group.as_ref().map_or(0, |group| group.members)
     }
 
-    /// Returns the number of machines: the initial nodes and a spare node, which may join.
+    /// Returns the number of machines: the initial nodes and spare nodes, which may join.
     pub fn machines(&self) -> u64 {
         self.disks.len() as u64
     }

@@ -21,6 +21,7 @@ use crate::invariants::InvariantChecker;
 use crate::nemesis::Nemesis;
 use crate::net;
 use crate::operator;
+use crate::placement_watch::{self, PlacementChecker};
 use crate::plan::{FaultKind, SimulationPlan};
 use crate::recorder::Recorder;
 use crate::recreation;
@@ -28,7 +29,7 @@ use crate::recreation_log::RecreationLog;
 use crate::table_watch::TableStateChecker;
 use crate::token_holder::{self, TokenLog};
 use crate::workload::{self, ClientContext};
-use crate::{group_member, group_offsets, group_topics, principals, revocations, tables};
+use crate::{group_member, group_offsets, group_topics, placer, principals, revocations, tables};
 
 const TICK: Duration = Duration::from_millis(1);
 
@@ -46,6 +47,9 @@ const REPAIR_MAX: Duration = Duration::from_secs(120);
 
 /// Time limit after all repairs until every node reports good health.
 const HEALTH_MAX: Duration = Duration::from_secs(10);
+
+/// Time limit after all repairs until all replicas are where they should be.
+const PLACED_MAX: Duration = Duration::from_secs(90);
 
 /// Time limit after healing until every node has accepted the valid tokens.
 const TOKENS_MAX: Duration = Duration::from_secs(30);
@@ -138,6 +142,7 @@ struct World {
     tokens: TokenLog,
     groups: Option<GroupStateChecker>,
     tables: Option<TableStateChecker>,
+    placement: PlacementChecker,
     context: ClientContext,
     /// Events of the final reads.
     found: FinalReadEvents,
@@ -174,7 +179,10 @@ impl World {
         sim.client("writers", workload::write(context.clone()));
         sim.client("readers", workload::read(context.clone()));
         sim.client("operator", operator::operate(context.clone()));
-        sim.client("finals", final_reads::read(context.clone(), READS_MAX, found.clone()));
+        sim.client(
+            "finals",
+            final_reads::read(context.clone(), machines.clone(), READS_MAX, found.clone()),
+        );
         let recreations = RecreationLog::new(recorder.clone(), marks.clone());
         let hosts = machines.iter().map(SimulatedMachine::host);
         let mut hosts: Vec<String> =
@@ -187,6 +195,12 @@ impl World {
         if plan.table.is_some() {
             sim.client("tables", tables::run(context.clone()));
             hosts.push("tables".to_owned());
+        }
+        if let Some(placement) = &plan.placement {
+            sim.client("placer", placer::operate(context.clone(), placement.clone()));
+            if placement.machines == 7 {
+                marks.hit(CoverageMark::SevenNodes);
+            }
         }
         let tokens = TokenLog::default();
         if plan.has_tokens {
@@ -222,7 +236,13 @@ impl World {
             tokens,
             clocks: ClockWitness::new(&plan, members.clone(), marks.clone()),
             tables: plan.table.map(|_| TableStateChecker::new(&plan, members.clone())),
-            watch: InvariantChecker::new(members, recorder.clone(), marks.clone()),
+            placement: PlacementChecker::new(marks.clone()),
+            watch: InvariantChecker::new(
+                members,
+                recorder.clone(),
+                marks.clone(),
+                plan.placement.is_some(),
+            ),
             groups: plan.group.as_ref().map(|_| GroupStateChecker::new(context.group.clone())),
             sim: ManuallyDrop::new(sim),
             machines,
@@ -243,6 +263,7 @@ impl World {
         self.clocks.check(self.sim.elapsed(), &self.machines)?;
         self.recreations.check(&self.machines)?;
         self.tokens.check()?;
+        self.placement.check(&self.machines)?;
         if let Some(groups) = &mut self.groups {
             groups.check(&self.machines)?;
         }
@@ -319,6 +340,7 @@ impl World {
     fn heal(&mut self) -> Result<(), String> {
         self.nemesis.heal(&mut self.sim, &self.machines);
         self.recreations.set_quiet();
+        self.context.calm_down();
         self.context.group.calm_down();
         let partitions = 0..self.plan.partitions;
         let before: Vec<_> = partitions.map(|it| self.recorder.acks(it)).collect();
@@ -336,6 +358,7 @@ impl World {
             world.health_problem().is_none()
         })?;
         self.check_tokens()?;
+        self.check_placement()?;
         self.check_steady_group()?;
         self.context.stop();
         let clients = self.client_count() - self.plan.group_members();
@@ -353,9 +376,27 @@ impl World {
         4 + u32::from(self.plan.recreates)
             + u32::from(self.plan.table.is_some())
             + u32::from(self.plan.has_tokens)
+            + u32::from(self.plan.placement.is_some())
             + 2 * u32::from(self.plan.has_principals)
             + 2 * u32::from(self.groups.is_some())
             + self.plan.group_members()
+    }
+
+    /// Checks that all moves end, and that the replicas come to be where they should.
+    fn check_placement(&mut self) -> Result<(), String> {
+        if self.plan.placement.is_none() {
+            return Ok(());
+        }
+        let is_placed = |world: &mut Self| {
+            world.context.is_uncordoned() && placement_watch::problem(&world.machines).is_none()
+        };
+        self.run_until("replicas where they should be", PLACED_MAX, is_placed)?;
+        // Each partition takes records where it is now.
+        let partitions = 0..self.plan.partitions;
+        let before: Vec<_> = partitions.map(|it| self.recorder.acks(it)).collect();
+        self.run_until("a new ack in every partition after all moves", PROGRESS_MAX, |world| {
+            (0..).zip(&before).all(|(partition, acks)| world.recorder.acks(partition) > *acks)
+        })
     }
 
     /// Checks that every node accepts the valid tokens again, also with a clock that stays wrong.
@@ -460,13 +501,15 @@ impl World {
         let damage = self.nemesis.describe_damage(&self.machines);
         let health = self.health_problem();
         let recreated = self.recreations.describe();
+        let placement = self.plan.placement.as_ref();
+        let placement = placement.and_then(|_| placement_watch::problem(&self.machines));
         let group = self
             .groups
             .as_ref()
             .map(|groups| (groups.settled(&self.machines).err(), groups.unread(&self.machines)));
         format!(
             "(term, last, committed, applied, synced) by shard; acks {acks:?}; {damage}; health \
-             {health:?}; {recreated}; group {group:?}{nodes}"
+             {health:?}; {recreated}; placement {placement:?}; group {group:?}{nodes}"
         )
     }
 }

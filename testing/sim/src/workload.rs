@@ -55,6 +55,10 @@ pub struct ClientContext {
     phase: Arc<AtomicU32>,
     /// Clients that have ended.
     ended: Arc<AtomicU32>,
+    /// Operators change neither members nor placement from now on.
+    is_calm: Arc<AtomicBool>,
+    /// Every node may get replicas again.
+    is_uncordoned: Arc<AtomicBool>,
 }
 
 /// Phases of a run: the topic exists; the final reads, one phase each.
@@ -65,10 +69,23 @@ impl ClientContext {
     pub fn new(plan: &SimulationPlan, recorder: Recorder, marks: CoverageMarks) -> Self {
         let ids = Arc::new(AtomicU32::new(1));
         let (stop, phase, ended) = Default::default();
+        let (is_calm, is_uncordoned) = Default::default();
         let members = MembershipTracker::new(plan.nodes);
         let group = GroupContext::new(plan.seed);
         let plan = Arc::new(plan.clone());
-        Self { plan, recorder, marks, members, group, ids, stop, phase, ended }
+        Self {
+            plan,
+            recorder,
+            marks,
+            members,
+            group,
+            ids,
+            stop,
+            phase,
+            ended,
+            is_calm,
+            is_uncordoned,
+        }
     }
 
     /// Returns a unique id.
@@ -104,6 +121,24 @@ impl ClientContext {
 
     pub fn is_stopped(&self) -> bool {
         self.stop.load(Ordering::Relaxed)
+    }
+
+    /// Lets the operators of a placement finish what they do, and begin nothing else.
+    pub fn calm_down(&self) {
+        self.is_calm.store(true, Ordering::Relaxed);
+    }
+
+    pub fn is_calm(&self) -> bool {
+        self.is_calm.load(Ordering::Relaxed)
+    }
+
+    /// Registers that no node is cordoned any longer.
+    pub fn on_uncordoned(&self) {
+        self.is_uncordoned.store(true, Ordering::Relaxed);
+    }
+
+    pub fn is_uncordoned(&self) -> bool {
+        self.is_uncordoned.load(Ordering::Relaxed)
     }
 
     pub fn rng(&self, id: u32) -> StdRng {

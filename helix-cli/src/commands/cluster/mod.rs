@@ -4,6 +4,7 @@
 pub(crate) mod health;
 pub(crate) mod members;
 pub(crate) mod needed;
+pub(crate) mod placement;
 mod removal;
 pub(crate) mod snapshot;
 pub(crate) mod tables;
@@ -11,6 +12,7 @@ pub(crate) mod tables;
 use std::time::Duration;
 
 use anyhow::Context;
+use helix_client::Client;
 use helix_client::proto::log::v1::LeaderHint;
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -76,6 +78,16 @@ pub(crate) async fn run(global: &GlobalArgs, command: &ClusterSubcommand) -> any
         }
         ClusterSubcommand::Undrain { node } => members::drain(global, *node, false, false).await,
         ClusterSubcommand::Balance => members::balance(global).await,
+        ClusterSubcommand::Placement { explain } => placement::show(global, *explain).await,
+        ClusterSubcommand::Cordon { node } => placement::cordon(global, *node, true).await,
+        ClusterSubcommand::Uncordon { node } => placement::cordon(global, *node, false).await,
+        ClusterSubcommand::SetReplicas { replicas } => {
+            placement::set_replicas(global, *replicas).await
+        }
+        ClusterSubcommand::MoveShard { shard, from, to, no_wait } => {
+            let requested = placement::RequestedMove { shard: *shard, from: *from, to: *to };
+            placement::move_shard(global, requested, *no_wait).await
+        }
     }
 }
 
@@ -110,7 +122,8 @@ async fn transfer(
         if let Some(LeaderHint { node_id, endpoint, term }) = leader.clone()
             && is_done(node_id, before.as_ref(), to)
         {
-            let moves_back_to = preferred_leader(&snapshot, shard_id).filter(|it| *it != node_id);
+            let preferred = preferred_leader(&client, &snapshot, shard_id).await;
+            let moves_back_to = preferred.filter(|it| *it != node_id);
             if let Some(preferred) = moves_back_to
                 && !global.quiet
             {
@@ -139,9 +152,25 @@ async fn transfer(
     }
 }
 
-/// Returns the node that the service prefers as leader of a shard: in turn over the nodes with a
-/// replica that may lead. None for shard 0, which stays where it is.
-fn preferred_leader(snapshot: &ClusterSnapshot, shard_id: u32) -> Option<u64> {
+/// Returns the node that the service prefers as leader of a shard. None for shard 0, which stays
+/// where it is.
+async fn preferred_leader(
+    client: &Client,
+    snapshot: &ClusterSnapshot,
+    shard_id: u32,
+) -> Option<u64> {
+    match client.admin().placement().await {
+        Ok(found) => {
+            let shard = found.shards.iter().find(|shard| shard.shard_id == shard_id)?;
+            Some(shard.preferred_leader).filter(|node| *node != 0)
+        }
+        Err(_) => preferred_by_turn(snapshot, shard_id),
+    }
+}
+
+/// Returns the preferred leader of a cluster without a placement: in turn over the nodes that may
+/// lead.
+fn preferred_by_turn(snapshot: &ClusterSnapshot, shard_id: u32) -> Option<u64> {
     let metadata = snapshot.metadata()?;
     let shard = metadata.shards.iter().find(|shard| shard.shard_id == shard_id)?;
     let first = usize::try_from(shard_id).ok()?.checked_sub(1)?;

@@ -46,7 +46,7 @@ impl ProduceService for FakeNode {
         match self.append(partition, batch, producer, first_sequence, durability)? {
             Some(ack) => {
                 let topic_id = current_id;
-                Ok(Response::new(AppendResponse { ack: Some(ack), watermarks: None, topic_id }))
+                Ok(Response::new(AppendResponse { ack: Some(ack), topic_id, ..Default::default() }))
             }
             None => Err(self.wait_until_reelected().await),
         }
@@ -327,6 +327,13 @@ impl ClusterService for FakeNode {
         Err(rejection(ErrorReason::Unimplemented))
     }
 
+    async fn list_slow_calls(
+        &self,
+        _: Request<ListSlowCallsRequest>,
+    ) -> Result<Response<ListSlowCallsResponse>, Status> {
+        Err(rejection(ErrorReason::Unimplemented))
+    }
+
     async fn add_node(
         &self,
         _: Request<AddNodeRequest>,
@@ -375,6 +382,34 @@ impl ClusterService for FakeNode {
         &self,
         _: Request<TransferLeaderRequest>,
     ) -> Result<Response<TransferLeaderResponse>, Status> {
+        Err(rejection(ErrorReason::Unimplemented))
+    }
+
+    async fn get_placement(
+        &self,
+        _: Request<GetPlacementRequest>,
+    ) -> Result<Response<GetPlacementResponse>, Status> {
+        Err(rejection(ErrorReason::Unimplemented))
+    }
+
+    async fn set_cordoned(
+        &self,
+        _: Request<SetCordonedRequest>,
+    ) -> Result<Response<SetCordonedResponse>, Status> {
+        Err(rejection(ErrorReason::Unimplemented))
+    }
+
+    async fn set_replicas(
+        &self,
+        _: Request<SetReplicasRequest>,
+    ) -> Result<Response<SetReplicasResponse>, Status> {
+        Err(rejection(ErrorReason::Unimplemented))
+    }
+
+    async fn move_shard(
+        &self,
+        _: Request<MoveShardRequest>,
+    ) -> Result<Response<MoveShardResponse>, Status> {
         Err(rejection(ErrorReason::Unimplemented))
     }
 }

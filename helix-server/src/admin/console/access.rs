@@ -1,10 +1,11 @@
-//! Access: the caller, and the principals with their rules, tokens and quotas. Four calls, each
-//! with one page of rows. A caller without the right to a part sees why.
+//! Access: the caller, the principals with their rules, tokens and quotas, and the calls that this
+//! node has refused. Five calls, each with one page of rows. A caller without the right to a part
+//! sees why.
 
 use askama::Template;
 use helix_proto::log::v1::{
-    AccessRule, ListAccessRequest, ListQuotasRequest, ListTokensRequest, PrincipalAccess,
-    QuotaUsage, TokenInfo, WhoAmIRequest,
+    AccessRule, ListAccessRequest, ListQuotasRequest, ListRefusedCallsRequest, ListTokensRequest,
+    PrincipalAccess, QuotaUsage, RefusedCall, TokenInfo, WhoAmIRequest,
 };
 use helix_proto::units;
 use hyper::{Response, StatusCode};
@@ -25,6 +26,7 @@ struct AccessPage {
     principals: AccessPart<PrincipalRow>,
     tokens: AccessPart<TokenRow>,
     quotas: AccessPart<QuotaRow>,
+    refused: AccessPart<RefusedRow>,
 }
 
 /// One list of the page, or why it is not shown.
@@ -55,6 +57,20 @@ struct QuotaRow {
     connections: String,
     throttled: String,
 }
+
+/// A call that this node has refused.
+struct RefusedRow {
+    at: String,
+    principal: String,
+    peer: String,
+    user_agent: String,
+    method: String,
+    right: String,
+    reason: String,
+}
+
+/// Refused calls that are shown.
+const REFUSED_MAX: usize = 50;
 
 /// Rules of one principal that are shown.
 const RULES_MAX: usize = 20;
@@ -99,6 +115,12 @@ pub(super) async fn show(page: &PageRequest) -> Result<Response<AdminBody>, Page
     let quotas = part(quotas.await, |found| {
         (found.quotas.iter().map(quota_row).collect(), next("quotas", &found.next_page_token))
     })?;
+    let refused = access.list_refused_calls(caller.request(ListRefusedCallsRequest {}));
+    let refused = part(refused.await, |found| {
+        let is_of = |call: &&RefusedCall| principal.is_empty() || call.principal == principal;
+        let calls = found.calls.iter().filter(is_of).take(REFUSED_MAX);
+        (calls.map(refused_row).collect(), String::new())
+    })?;
     let shown_page = AccessPage {
         frame: page.frame("Access", "access"),
         mode: match page.node.auth_mode() {
@@ -114,6 +136,7 @@ pub(super) async fn show(page: &PageRequest) -> Result<Response<AdminBody>, Page
         principals,
         tokens,
         quotas,
+        refused,
     };
     html(StatusCode::OK, &shown_page)
 }
@@ -138,6 +161,18 @@ fn part<R, T>(
                 _ => Err(failed.into()),
             }
         }
+    }
+}
+
+fn refused_row(call: &RefusedCall) -> RefusedRow {
+    RefusedRow {
+        at: time(call.time.as_ref()),
+        principal: shown(&call.principal),
+        peer: shown(&call.peer),
+        user_agent: shown(&call.user_agent),
+        method: shown(call.method.strip_prefix("helix.log.v1.").unwrap_or(&call.method)),
+        right: shown(&call.right),
+        reason: shown(&call.reason),
     }
 }
 

@@ -24,8 +24,19 @@ pub(super) struct LoadChart {
 impl LoadChart {
     /// Draws values, oldest first; the newest is at the right edge.
     pub(super) fn new(title: &'static str, values: &[f64], format: impl Fn(f64) -> String) -> Self {
+        Self::of_samples(title, values, SAMPLES_MAX, format)
+    }
+
+    /// Like [`Self::new`], for values of which `samples_max` fill the width.
+    pub(super) fn of_samples(
+        title: &'static str,
+        values: &[f64],
+        samples_max: usize,
+        format: impl Fn(f64) -> String,
+    ) -> Self {
+        let values = &values[values.len().saturating_sub(samples_max)..];
         let largest = values.iter().copied().filter(|it| it.is_finite()).fold(0.0, f64::max);
-        let step = WIDTH / (SAMPLES_MAX - 1) as f64;
+        let step = WIDTH / samples_max.saturating_sub(1).max(1) as f64;
         let first = WIDTH - step * values.len().saturating_sub(1) as f64;
         let mut line = String::new();
         for (index, value) in values.iter().enumerate() {

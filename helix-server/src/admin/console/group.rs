@@ -1,11 +1,13 @@
 //! One group: its members, and for each partition the lag and in words why records arrive or not.
 //! Partitions that need attention come first. One call, at the group's coordinator.
 
+use std::time::Duration;
+
 use askama::Template;
 use helix_proto::explanation;
 use helix_proto::log::v1::{
-    DeliveryStatus, DescribeGroupRequest, DescribeGroupResponse, GroupPartition, MemberDescription,
-    OffsetChangeKind,
+    DeliveryStatus, DescribeGroupRequest, DescribeGroupResponse, GroupLagHistory, GroupPartition,
+    MemberDescription, OffsetChangeKind,
 };
 use helix_proto::short_names::ShortNames;
 use helix_proto::units;
@@ -13,12 +15,16 @@ use hyper::{Response, StatusCode};
 
 use super::PageRequest;
 use super::caller;
+use super::chart::LoadChart;
 use super::groups::state_name;
 use super::page::{AdminBody, PageFailure, PageFrame, ROWS_PER_PAGE, duration, html, shown, time};
 use super::position;
 
 /// Members and partitions that the call returns: the limit of the API.
 const CALL_ROWS_MAX: i32 = 10_000;
+
+/// Time that the chart of the lag covers.
+const HISTORY_SPAN: Duration = Duration::from_secs(900);
 
 /// Members that a page shows, and changes of offsets of one partition.
 const MEMBERS_MAX: usize = 100;
@@ -35,6 +41,9 @@ struct GroupPage {
     shard_id: u32,
     epoch: u64,
     lag: String,
+    /// Lag over time; absent for a caller who may not see it.
+    lag_chart: Option<LoadChart>,
+    lag_interval: u64,
     /// Partitions that need attention.
     troubled: usize,
     members: Vec<MemberRow>,
@@ -103,6 +112,8 @@ pub(super) async fn show(
     topics.dedup();
     topics.sort();
     topics.dedup();
+    let interval = group.lag_history.as_ref().and_then(|history| duration(history.interval));
+    let interval = interval.unwrap_or_default();
     let on_page = || partitions.iter().skip(first).take(size);
     let more = first.checked_add(size).filter(|next| *next < count);
     let shown_page = GroupPage {
@@ -114,6 +125,8 @@ pub(super) async fn show(
         shard_id: group.shard_id,
         epoch: group.group_epoch,
         lag: units::counted(lag, "record"),
+        lag_chart: group.lag_history.as_ref().and_then(lag_chart),
+        lag_interval: interval.as_secs(),
         troubled: partitions.iter().filter(|it| is_troubled(it.status())).count(),
         members: group
             .members
@@ -132,6 +145,16 @@ pub(super) async fn show(
         history: on_page().flat_map(|partition| history_rows(partition)).take(size).collect(),
     };
     html(StatusCode::OK, &shown_page)
+}
+
+/// Draws the lag of the last 15 minutes. `None` before the first sample.
+fn lag_chart(history: &GroupLagHistory) -> Option<LoadChart> {
+    let interval = duration(history.interval).filter(|interval| !interval.is_zero())?;
+    let samples_max = HISTORY_SPAN.as_secs() / interval.as_secs().max(1);
+    let samples_max = usize::try_from(samples_max).unwrap_or(usize::MAX).clamp(2, 1_000);
+    let values: Vec<f64> = history.lags.iter().map(|lag| *lag as f64).collect();
+    let format = |value: f64| units::counted(value as u64, "record");
+    (!values.is_empty()).then(|| LoadChart::of_samples("Lag", &values, samples_max, format))
 }
 
 /// Requests the description of a group.

@@ -15,18 +15,19 @@ use super::page::{AdminBody, PageFailure, PageFrame, ROWS_PER_PAGE, html, shown}
 struct GroupsPage {
     frame: PageFrame,
     prefix: String,
-    rows: Vec<GroupRow>,
+    rows: Vec<ListedGroupRow>,
     next: String,
     is_first: bool,
 }
 
-struct GroupRow {
-    name: String,
-    state: &'static str,
-    members: u32,
-    lag: String,
-    has_lag: bool,
-    note: String,
+/// A group in a list.
+pub(super) struct ListedGroupRow {
+    pub(super) name: String,
+    pub(super) state: &'static str,
+    pub(super) members: u32,
+    pub(super) lag: String,
+    pub(super) has_lag: bool,
+    pub(super) note: String,
 }
 
 /// Shows the page.
@@ -37,6 +38,7 @@ pub(super) async fn show(page: &PageRequest) -> Result<Response<AdminBody>, Page
         page_size: ROWS_PER_PAGE,
         page_token: after.to_owned(),
         prefix: prefix.to_owned(),
+        ..ListGroupsRequest::default()
     });
     let found = caller::groups(page.caller.local()).list_groups(request).await?.into_inner();
     let next = match found.next_page_token.as_str() {
@@ -53,9 +55,9 @@ pub(super) async fn show(page: &PageRequest) -> Result<Response<AdminBody>, Page
     html(StatusCode::OK, &shown_page)
 }
 
-fn group_row(group: &GroupSummary) -> GroupRow {
+pub(super) fn group_row(group: &GroupSummary) -> ListedGroupRow {
     let lag = group.total_lag.saturating_add(group.uncommitted_lag);
-    GroupRow {
+    ListedGroupRow {
         name: shown(&group.group),
         state: state_name(group.state()),
         members: group.member_count,

@@ -22,11 +22,13 @@ mod health;
 mod history;
 mod page;
 mod position;
+mod record_search;
 mod record_text;
 mod records;
 mod session;
 mod settings_form;
 mod sign_in;
+mod slow;
 mod tail;
 mod topic;
 mod topics;
@@ -232,6 +234,7 @@ impl PageRequest {
             ["groups"] => groups::show(self).await,
             ["groups", name] => group::show(self, name).await,
             ["access"] => access::show(self).await,
+            ["slow"] => slow::show(self).await,
             ["sign-in"] => sign_in::show(self),
             _ => Err(PageFailure::not_found()),
         }

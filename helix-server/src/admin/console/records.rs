@@ -1,5 +1,5 @@
 //! The records browser: some records of one partition from a position, and the download of one
-//! value. One call: any replica serves it, at this node if it has one.
+//! value. One call, or a few for a search: any replica serves them, at this node if it has one.
 
 use askama::Template;
 use bytes::Bytes;
@@ -17,6 +17,7 @@ use super::caller::{self, FailedCall};
 use super::form::encode;
 use super::page::{AdminBody, PageFailure, PageFrame, full, html, response, shown, time};
 use super::position;
+use super::record_search::{self, FoundMatches, RecordFilter};
 use super::record_text::{self, ShownBytes, TextView};
 use crate::clock::Clock;
 
@@ -46,6 +47,8 @@ struct RecordsPage {
     name: String,
     partition: u32,
     from: String,
+    key: String,
+    text: String,
     count: u64,
     view: &'static str,
     views: [&'static str; 4],
@@ -55,6 +58,8 @@ struct RecordsPage {
     forms: &'static str,
     earlier: String,
     later: String,
+    /// Text of the link to later records.
+    later_name: &'static str,
     newest: String,
     /// Explanation in place of records.
     note: String,
@@ -143,13 +148,26 @@ pub(super) async fn show(
     let query = PartitionQuery::parse(page, name).map_err(back)?;
     let count = page.query.number("count", COUNT_DEFAULT, COUNT_MAX);
     let count = count.map_err(|what| back(PageFailure::bad(what)))?.max(1);
-    let default = format!("-{count}");
+    let filter = RecordFilter::parse(page).map_err(|what| back(PageFailure::bad(what)))?;
+    let default = if filter.is_empty() { format!("-{count}") } else { "earliest".to_owned() };
     let from = Some(page.query.get("from")).filter(|it| !it.is_empty()).unwrap_or(&default);
     let now_us = page.node.clock().now_us();
     let position = position::parse(from, now_us).map_err(|what| back(PageFailure::bad(what)))?;
-    let fetched = query.fetch(page, position.clone(), count, OutOfRangePolicy::Clamp).await;
+    let fetched = match filter.is_empty() {
+        true => query
+            .fetch(page, position, count, OutOfRangePolicy::Clamp)
+            .await
+            .map(|found| FoundMatches { found, ..FoundMatches::default() }),
+        false => record_search::search(page, &query, &filter, position, count).await,
+    };
+    let mut search = None;
     let (found, note) = match fetched {
-        Ok(found) => (found, String::new()),
+        Ok(matches) if !filter.is_empty() => {
+            let note = search_note(&matches);
+            search = Some(matches.is_whole);
+            (matches.found, note)
+        }
+        Ok(matches) => (matches.found, String::new()),
         Err(failed) if failed.detail == Some(ErrorReason::UndecodableBatch) => {
             let note = format!("{}. Choose an offset after the batch.", shown(&failed.message));
             (PartitionRecords::default(), note)
@@ -162,12 +180,17 @@ pub(super) async fn show(
         let PartitionQuery { topic, partition, view } = &query;
         let (from, view) = (encode(from), view.name());
         let path = format!("/console/topics/{topic}/records?partition={partition}");
-        format!("{path}&from={from}&count={count}&view={view}")
+        let filter = if count == 1 { String::new() } else { filter.link() };
+        format!("{path}&from={from}&count={count}&view={view}{filter}")
     };
     let first = found.records.first().map_or(found.start_offset, |record| record.offset);
-    let earlier = (first > start).then(|| link(&first.saturating_sub(count).to_string(), count));
-    let later = (found.next_offset < end && !found.records.is_empty())
-        .then(|| link(&found.next_offset.to_string(), count));
+    let earlier = (first > start && search.is_none())
+        .then(|| link(&first.saturating_sub(count).to_string(), count));
+    let has_later = match search {
+        Some(is_whole) => !is_whole,
+        None => found.next_offset < end && !found.records.is_empty(),
+    };
+    let later = has_later.then(|| link(&found.next_offset.to_string(), count));
     let is_single = count == 1;
     let mut rows = rows(&query, &found.records, is_single);
     rows.iter_mut().for_each(|row| row.link = link(&row.offset.to_string(), 1));
@@ -181,6 +204,8 @@ pub(super) async fn show(
         name: shown(name),
         partition: query.partition,
         from: from.to_owned(),
+        key: filter.key().to_owned(),
+        text: filter.text().to_owned(),
         count,
         view: query.view.name(),
         views: TextView::NAMES,
@@ -190,6 +215,7 @@ pub(super) async fn show(
         forms: position::FORMS,
         earlier: earlier.unwrap_or_default(),
         later: later.unwrap_or_default(),
+        later_name: if search.is_some() { "Go on with the search" } else { "Later" },
         newest: link(&format!("-{count}"), count),
         note,
         command: format!(
@@ -200,6 +226,18 @@ pub(super) async fn show(
         ),
     };
     html(StatusCode::OK, &shown_page)
+}
+
+/// Says what a search has read.
+fn search_note(matches: &FoundMatches) -> String {
+    let searched = units::counted(matches.searched, "record");
+    let found = units::counted(matches.found.records.len() as u64, "match");
+    let next = units::count(matches.found.next_offset);
+    let found = found.replace("matchs", "matches");
+    match matches.is_whole {
+        true => format!("{found} among {searched} up to the end."),
+        false => format!("{found} among {searched} before offset {next}. The search can go on."),
+    }
 }
 
 /// Returns the rows of records. Together they have a limited length.

@@ -1,12 +1,14 @@
-//! One topic: its settings and one page of its partitions. One call.
+//! One topic: its settings, one page of its partitions, and the groups that read it. Two calls.
 
 use askama::Template;
-use helix_proto::log::v1::{GetTopicRequest, PartitionInfo, Topic};
+use helix_proto::log::v1::{GetTopicRequest, ListGroupsRequest, PartitionInfo, Topic};
 use helix_proto::units;
 use hyper::{Response, StatusCode};
 
 use super::PageRequest;
 use super::caller;
+use super::form::encode;
+use super::groups::{ListedGroupRow, group_row};
 use super::page::{AdminBody, PageFailure, PageFrame, ROWS_PER_PAGE, html, shown};
 use super::settings_form::{self, SettingField};
 use super::topics::records;
@@ -24,6 +26,9 @@ struct TopicPage {
     rows: Vec<PartitionRow>,
     previous: String,
     next: String,
+    groups: Vec<ListedGroupRow>,
+    /// Page of further groups; empty if there are none.
+    more_groups: String,
 }
 
 struct PartitionRow {
@@ -55,6 +60,17 @@ pub(super) async fn show(
     name: &str,
 ) -> Result<Response<AdminBody>, PageFailure> {
     let topic = get(page, name).await?;
+    let request = page.caller.request(ListGroupsRequest {
+        topic: name.to_owned(),
+        page_size: ROWS_PER_PAGE,
+        page_token: page.query.get("groups").to_owned(),
+        ..ListGroupsRequest::default()
+    });
+    let groups = caller::groups(page.caller.local()).list_groups(request).await?.into_inner();
+    let more_groups = match groups.next_page_token.as_str() {
+        "" => String::new(),
+        token => format!("/console/topics/{name}?groups={}#groups", encode(token)),
+    };
     let count = topic.partitions.len();
     let first = page.query.number("first", 0, u32::MAX.into()).map_err(PageFailure::bad)?;
     let size = ROWS_PER_PAGE.unsigned_abs() as usize;
@@ -72,6 +88,8 @@ pub(super) async fn show(
         rows: topic.partitions.iter().skip(first).take(size).map(partition_row).collect(),
         previous: if first > 0 { link(first.saturating_sub(size)) } else { String::new() },
         next: more.map(link).unwrap_or_default(),
+        groups: groups.groups.iter().map(group_row).collect(),
+        more_groups,
     };
     html(StatusCode::OK, &shown_page)
 }

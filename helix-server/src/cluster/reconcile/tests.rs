@@ -15,6 +15,7 @@ fn ids(nodes: &[u64]) -> BTreeSet<ReplicaId> {
 struct Case {
     membership: Membership,
     target: BTreeSet<ReplicaId>,
+    followers: BTreeSet<ReplicaId>,
     reached: BTreeSet<u64>,
     lags: BTreeMap<ReplicaId, u64>,
 }
@@ -26,6 +27,7 @@ impl Case {
         Self {
             membership,
             target: ids(target),
+            followers: ids(&[]),
             reached: (1..=5).collect(),
             lags: [(id(2), 0), (id(3), 0)].into(),
         }
@@ -48,8 +50,8 @@ impl Case {
     }
 
     fn next(&self) -> Step {
-        let Self { membership, target, reached, lags } = self;
-        ReconcileInput { own: id(1), membership, target, reached, lags }.next()
+        let Self { membership, target, followers, reached, lags } = self;
+        ReconcileInput { own: id(1), membership, target, followers, reached, lags }.next()
     }
 }
 
@@ -67,6 +69,21 @@ fn new_replica_is_a_learner_before_it_votes() {
     assert_eq!(behind, wait);
     let ready = Case::to(&[1, 2, 3, 4]).learning(4, 10);
     assert_eq!(ready.next(), Step::SetVoters(ids(&[1, 2, 3, 4])));
+}
+
+#[test]
+fn followers_learn_without_a_vote() {
+    let mut case = Case::to(&[1, 2, 4]);
+    case.followers = ids(&[3, 5]);
+    assert_eq!(case.next(), Step::AddLearner(id(5)));
+    case = case.learning(5, 9_000).learning(4, 0);
+    assert_eq!(case.next(), Step::SetVoters(ids(&[1, 2, 4])), "node 3 remains as a learner");
+    let mut done = Case::to(&[1, 2, 3]).learning(5, 9_000);
+    done.followers = ids(&[5]);
+    assert_eq!(done.next(), Step::Done);
+    done.followers = ids(&[4, 5]);
+    let absent = done.lost(4).next();
+    assert!(is_blocked(&absent, "node 4 cannot be reached"), "{absent:?}");
 }
 
 #[test]

@@ -3,6 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use prost::Message;
+
 use super::command::MemberSpec;
 use super::offsets::{CommittedBy, committed_by, named_topic_len};
 use super::order::DeletedGroups;
@@ -67,6 +69,22 @@ impl GroupTable {
 }
 
 impl ConsumerGroup {
+    /// Encodes the group with its name, for a node without a replica of its shard.
+    pub fn encode(&self, name: &str) -> Vec<u8> {
+        group_record(name, self).encode_to_vec()
+    }
+
+    /// Decodes the name and the state of a group.
+    ///
+    /// # Errors
+    /// What is wrong with the bytes.
+    pub fn decode(bytes: &[u8]) -> Result<(String, Self), String> {
+        let record = GroupRecord::decode(bytes).map_err(|error| error.to_string())?;
+        let name = record.name.clone();
+        let group = into_group(record).map_err(|what| format!("group {name:?}: {what}"))?;
+        Ok((name, group))
+    }
+
     /// Estimates the bytes of the group's record, without its name.
     pub(super) fn estimated_len(&self) -> usize {
         self.members_len() + self.offsets_len()

@@ -176,6 +176,7 @@ pub(crate) fn examples(topic: &str) -> Vec<ExampleCall> {
         example("ClusterService/WatchMetadata", WatchMetadataRequest::default(), &[]),
         example("ClusterService/GetHealth", GetHealthRequest {}, &cluster(O::Describe)),
         example("ClusterService/GetNodeStatus", GetNodeStatusRequest {}, &cluster(O::Describe)),
+        example("ClusterService/ListSlowCalls", ListSlowCallsRequest {}, &cluster(O::Describe)),
         example("ClusterService/AddNode", AddNodeRequest::default(), &cluster(O::Alter)),
         example("ClusterService/RemoveNode", RemoveNodeRequest::default(), &cluster(O::Alter)),
         example("ClusterService/ReplaceNode", ReplaceNodeRequest::default(), &cluster(O::Alter)),
@@ -191,6 +192,10 @@ pub(crate) fn examples(topic: &str) -> Vec<ExampleCall> {
             TransferLeaderRequest::default(),
             &cluster(O::Alter),
         ),
+        example("ClusterService/GetPlacement", GetPlacementRequest {}, &cluster(O::Describe)),
+        example("ClusterService/SetCordoned", SetCordonedRequest::default(), &cluster(O::Alter)),
+        example("ClusterService/SetReplicas", SetReplicasRequest::default(), &cluster(O::Alter)),
+        example("ClusterService/MoveShard", MoveShardRequest::default(), &cluster(O::Alter)),
         example("AccessService/WhoAmI", WhoAmIRequest {}, &[]),
         example("AccessService/CreateToken", CreateTokenRequest::default(), &cluster(O::Admin)),
         example("AccessService/ListTokens", ListTokensRequest::default(), &cluster(O::Admin)),
@@ -217,6 +222,7 @@ pub(crate) fn examples(topic: &str) -> Vec<ExampleCall> {
         example("AccessService/TestAccess", TestAccessRequest::default(), &cluster(O::Admin)),
         example("AccessService/SetQuota", SetQuotaRequest::default(), &cluster(O::Admin)),
         example("AccessService/ListQuotas", ListQuotasRequest::default(), &cluster(O::Admin)),
+        example("AccessService/ListRefusedCalls", ListRefusedCallsRequest {}, &cluster(O::Admin)),
         // Last, since it deletes the topic.
         example("TopicService/DeleteTopic", delete, &[on_topic(&[O::Delete])]),
     ]

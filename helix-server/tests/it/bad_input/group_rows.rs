@@ -511,7 +511,8 @@ fn others() -> Vec<FieldCase> {
     };
     let list = |prefix: &str, page_size, page_token: &str| {
         let (prefix, page_token) = (prefix.to_owned(), page_token.to_owned());
-        InvalidCall::ListGroups(ListGroupsRequest { prefix, page_size, page_token })
+        let topic = "default".to_owned();
+        InvalidCall::ListGroups(ListGroupsRequest { prefix, page_size, page_token, topic })
     };
     let delete_after = |name: &str, offsets_epoch| {
         InvalidCall::DeleteGroup(DeleteGroupRequest { group: group(name), offsets_epoch })
@@ -618,7 +619,11 @@ fn others() -> Vec<FieldCase> {
             Refused(R::InvalidArgument, "page_size"),
         ),
         (
-            &["ListGroupsRequest.prefix", "ListGroupsRequest.page_token"],
+            &[
+                "ListGroupsRequest.prefix",
+                "ListGroupsRequest.page_token",
+                "ListGroupsRequest.topic",
+            ],
             list("\u{0}", i32::MAX, "\u{0}"),
             Fine,
         ),

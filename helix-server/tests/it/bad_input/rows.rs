@@ -9,10 +9,11 @@ use helix_proto::log::v1::{
     AddNodeRequest, AddPartitionsRequest, AppendCondition, AppendRequest, AppendStreamBatch,
     AppendStreamInit, Batch, Compression, CreateTopicRequest, DeleteTopicRequest, EncodedBatch,
     ErrorReason as R, FetchRequest, GetMetadataRequest, GetTopicRequest, GroupMembership, Header,
-    InitProducerRequest, ListTopicsRequest, PartitionStart, ProducerIdentity, ReadLimits, Record,
-    RemoveNodeRequest, ReplaceNodeRequest, ResolveOffsetsRequest, SetDrainingRequest,
-    SetFencingTokenRequest, StartPosition, SubscribeRequest, TopicConfig, TransferLeaderRequest,
-    TrimPartitionRequest, UpdateTopicRequest, WatchMembershipChangeRequest, WatchMetadataRequest,
+    InitProducerRequest, ListTopicsRequest, MoveShardRequest, PartitionStart, ProducerIdentity,
+    ReadLimits, Record, RemoveNodeRequest, ReplaceNodeRequest, ResolveOffsetsRequest,
+    SetCordonedRequest, SetDrainingRequest, SetFencingTokenRequest, SetReplicasRequest,
+    StartPosition, SubscribeRequest, TopicConfig, TransferLeaderRequest, TrimPartitionRequest,
+    UpdateTopicRequest, WatchMembershipChangeRequest, WatchMetadataRequest,
 };
 use helix_proto::plain::PlainRecords;
 use helix_server::limits::{BATCH_BYTES_MAX, PARTITIONS_PER_CALL_MAX};
@@ -185,6 +186,11 @@ fn appends() -> Vec<FieldCase> {
             &["AppendCondition.fencing_token"],
             condition(token),
             RefusedFor(&[R::Unimplemented, R::Fenced, R::InvalidArgument]),
+        ),
+        (
+            &["AppendRequest.report_stages"],
+            append(AppendRequest { report_stages: true, ..append_request(&[]) }),
+            Refused(R::EmptyBatch, ""),
         ),
     ]
 }
@@ -744,7 +750,10 @@ fn topics() -> Vec<FieldCase> {
                 replication_factor: 99,
                 ..create("new")
             }),
-            Refused(R::Unimplemented, "a replication_factor other than the number of nodes"),
+            Refused(
+                R::Unimplemented,
+                "a replication_factor other than the number of replicas of all shards",
+            ),
         ),
         (&["CreateTopicRequest.validate_only"], named("new"), Fine),
         (
@@ -1049,6 +1058,9 @@ fn members() -> Vec<FieldCase> {
     let drain = |node_id, draining| {
         InvalidCall::SetDraining(SetDrainingRequest { node_id, draining, validate_only: true })
     };
+    let move_shard = |shard_id, from_node_id, to_node_id| {
+        InvalidCall::MoveShard(MoveShardRequest { shard_id, from_node_id, to_node_id })
+    };
     let watch = InvalidCall::WatchMembershipChange(WatchMembershipChangeRequest { id: u64::MAX });
     vec![
         (
@@ -1080,5 +1092,30 @@ fn members() -> Vec<FieldCase> {
         ),
         (&["SetDrainingRequest.draining"], drain(u64::MAX, false), NO_CHANGE),
         (&["WatchMembershipChangeRequest.id"], watch, NO_CHANGE),
+        (
+            &["SetCordonedRequest.node_id", "SetCordonedRequest.cordoned"],
+            InvalidCall::SetCordoned(SetCordonedRequest { node_id: 99, cordoned: true }),
+            Refused(R::NodeNotFound, "node 99 is not in this cluster"),
+        ),
+        (
+            &["SetReplicasRequest.replicas"],
+            InvalidCall::SetReplicas(SetReplicasRequest { replicas: 4 }),
+            Refused(R::InvalidArgument, "replicas: 4 is not one of 1, 3 and 5"),
+        ),
+        (
+            &["MoveShardRequest.shard_id"],
+            move_shard(u32::MAX, 1, 2),
+            Refused(R::InvalidArgument, "shard_id: there is no shard 4294967295"),
+        ),
+        (
+            &["MoveShardRequest.from_node_id"],
+            move_shard(1, 0, 2),
+            Refused(R::InvalidArgument, "from_node_id: must be at least 1"),
+        ),
+        (
+            &["MoveShardRequest.to_node_id"],
+            move_shard(1, 1, u64::MAX),
+            Refused(R::NodeNotFound, "node 18446744073709551615 is not in this cluster"),
+        ),
     ]
 }

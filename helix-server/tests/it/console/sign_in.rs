@@ -88,6 +88,19 @@ async fn a_reader_of_one_topic_sees_and_changes_no_other() {
     let delete = reader.post("/console/topics/default/delete", "confirm=default&topic_id=0").await;
     delete.expect(403, "PERMISSION_DENIED").expect(403, "helix topic delete default");
     reader.get("/console/access").await.expect(200, "You are reader.");
+    // The slowest calls are for callers that may describe the cluster.
+    reader.get("/console/slow").await.expect(403, "PERMISSION_DENIED");
+    browser.get("/console/slow").await.expect(200, "Slow appends and reads");
+    // An administrator sees what was refused, and no token.
+    let other = Browser { addr: browser.addr, cookie: String::new() };
+    other.get("/console/topics").await.expect(401, "name=\"token\"");
+    let access = browser.get("/console/access").await;
+    access.expect(200, "describe topic secret").expect(200, "delete topic default");
+    access.expect(200, "missing");
+    assert!(!access.body.contains(&token) && !access.body.contains(&guarded.admin_token));
+    let of_reader = browser.get("/console/access?principal=reader").await;
+    of_reader.expect(200, "describe topic secret");
+    reader.get("/console/access").await.expect(200, "admin cluster");
 }
 
 #[tokio::test]

@@ -27,7 +27,7 @@ const LAYERS: [&str; 14] = [
 /// Each module of helix-server, and the layers that it may import.
 ///
 /// Modules that are no layer may be imported by all of them.
-const MAY_IMPORT: [(&str, &[&str]); 31] = [
+const MAY_IMPORT: [(&str, &[&str]); 34] = [
     ("daemon", &["server", "config", "raft"]),
     ("embedded", &["server", "config", "transport", "api", "node", "shard", "log"]),
     ("server", &["config", "transport", "api", "admin", "node", "cluster", "log"]),
@@ -59,8 +59,11 @@ const MAY_IMPORT: [(&str, &[&str]); 31] = [
     ("random", &[]),
     ("records", &[]),
     ("signals", &[]),
+    ("slow", &[]),
+    ("stages", &[]),
     ("stderr", &[]),
     ("sync", &[]),
+    ("trace", &[]),
 ];
 
 /// Only tests use it.

@@ -1,5 +1,6 @@
 //! `grow`: grows one node to three and five, replaces a lost disk, and shrinks to three without the
-//! first node, all under load.
+//! first node, all under load. With more than five nodes, shards get three replicas, which spread
+//! while nodes are killed; then the added nodes are removed again.
 //!
 //! Every log is purged before a node joins, so each new node has to fetch a snapshot and the
 //! records. Finally every replica is read and the history is checked.
@@ -11,6 +12,7 @@ use clap::Args;
 
 use super::CommonArgs;
 use super::test_bed::TestBed;
+use crate::cluster::NODES_MAX;
 use crate::logger::Logger;
 use crate::operator;
 use crate::workload::WorkloadShape;
@@ -28,6 +30,10 @@ pub struct GrowArgs {
     /// Kill the leader of the metadata shard during each change
     #[arg(long)]
     pub kill: bool,
+
+    /// Nodes of the cluster at its largest
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u64).range(5..=NODES_MAX))]
+    pub most: u64,
 }
 
 pub(super) async fn run(args: GrowArgs, program: PathBuf) -> anyhow::Result<()> {
@@ -54,6 +60,9 @@ async fn execute(args: &GrowArgs, test_bed: &mut TestBed) -> anyhow::Result<()> 
     let wiped = 5;
     operator::wipe(&mut test_bed.cluster, wiped, args.kill).await?;
     test_bed.logger.log(format_args!("replaced node {wiped} after it lost its disk"));
+    if args.most > 5 {
+        spread(args, test_bed).await?;
+    }
     for id in [1, 3] {
         operator::remove(&mut test_bed.cluster, id, false).await?;
         test_bed.logger.log(format_args!("removed node {id}"));
@@ -61,5 +70,28 @@ async fn execute(args: &GrowArgs, test_bed: &mut TestBed) -> anyhow::Result<()> 
     test_bed.progress().await?;
     test_bed.check_replicas().await?;
     test_bed.log_stats();
+    Ok(())
+}
+
+/// Grows beyond five nodes with three replicas of each shard, kills nodes during moves, and shrinks
+/// to five again.
+async fn spread(args: &GrowArgs, test_bed: &mut TestBed) -> anyhow::Result<()> {
+    operator::set_replicas(&test_bed.cluster, 3).await?;
+    for id in 6..=args.most {
+        operator::add(&mut test_bed.cluster, id, args.kill).await?;
+        test_bed.logger.log(format_args!("added node {id}"));
+        // Its first replicas are being moved.
+        test_bed.cluster.kill(&[id]).await?;
+        test_bed.cluster.start_node(id)?;
+    }
+    operator::wait_until_placed(&mut test_bed.cluster).await?;
+    test_bed.progress().await?;
+    test_bed.check_replicas().await?;
+    test_bed.start_workload()?;
+    for id in (6..=args.most).rev() {
+        operator::remove(&mut test_bed.cluster, id, args.kill).await?;
+        test_bed.logger.log(format_args!("removed node {id}"));
+    }
+    operator::wait_until_placed(&mut test_bed.cluster).await?;
     Ok(())
 }

@@ -108,7 +108,9 @@ function follow(list) {
 
 /** Keys: / for the search, g and a letter for a page, n and p for the next and previous page. */
 function useKeys() {
-  const pages = { c: "/console/", t: "/console/topics", g: "/console/groups", a: "/console/access" };
+  const pages = {
+    c: "/console/", t: "/console/topics", g: "/console/groups", s: "/console/slow", a: "/console/access",
+  };
   let isGo = false;
   addEventListener("keydown", (event) => {
     const typing = /^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName ?? "");

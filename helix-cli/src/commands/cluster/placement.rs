@@ -1,0 +1,357 @@
+//! `helix cluster placement`, `cordon`, `uncordon`, `set-replicas` and `move-shard`.
+
+use std::fmt::Write;
+use std::time::Duration;
+
+use anyhow::Context;
+use helix_client::proto::log::v1::{
+    GetPlacementResponse, MoveReason, PlacementNode, PlacementShard,
+};
+use helix_proto::shown;
+use schemars::JsonSchema;
+use serde::Serialize;
+use tokio::time::{Instant, sleep};
+
+use crate::args::GlobalArgs;
+use crate::connect::connect;
+use crate::exit::{CliError, Exit};
+use crate::output::{Output, message};
+
+/// Poll interval while waiting for a move.
+const POLL_INTERVAL: Duration = Duration::from_millis(300);
+
+/// Placement of all shards.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(crate) struct PlacementStatus {
+    /// Number of replicas that each data shard should have, as far as there are nodes.
+    replicas: u32,
+    nodes: Vec<NodeLoad>,
+    shards: Vec<ShardReplicas>,
+    /// Moves that start next.
+    planned: Vec<MoveRow>,
+}
+
+/// Replicas on a node.
+#[derive(Debug, Serialize, JsonSchema)]
+struct NodeLoad {
+    node_id: u64,
+    replicas: u32,
+    /// Once all moves in progress are done.
+    replicas_after: u32,
+    /// Why it gets no new replicas. None if it does.
+    refusal: Option<String>,
+}
+
+/// Replicas of a shard. Of shard 0 the voters.
+#[derive(Debug, Serialize, JsonSchema)]
+struct ShardReplicas {
+    shard_id: u32,
+    node_ids: Vec<u64>,
+    #[serde(rename = "move")]
+    #[schemars(extend("x-wide" = true))]
+    moving: Option<MoveRow>,
+    /// Stable name of the reason why it lacks a replica or cannot move one.
+    stuck_code: Option<String>,
+    #[schemars(extend("x-wide" = true))]
+    stuck_reason: Option<String>,
+}
+
+/// A move of a replica.
+#[derive(Debug, Serialize, JsonSchema)]
+struct MoveRow {
+    shard_id: u32,
+    from: Option<u64>,
+    to: Option<u64>,
+    reason: String,
+    #[schemars(extend("x-wide" = true))]
+    cancelled: bool,
+    #[schemars(extend("x-wide" = true))]
+    entries_remaining: u64,
+    #[schemars(extend("x-wide" = true))]
+    blocked_reason: String,
+}
+
+/// A node that was cordoned or uncordoned.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(crate) struct CordonedNode {
+    node_id: u64,
+    cordoned: bool,
+}
+
+/// The number of replicas of every data shard.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(crate) struct WantedReplicas {
+    replicas: u32,
+}
+
+/// A requested move of a replica.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct RequestedMove {
+    pub(super) shard: u32,
+    pub(super) from: u64,
+    pub(super) to: u64,
+}
+
+/// A move of a replica that an operator asked for.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(crate) struct MovedReplica {
+    shard_id: u32,
+    from: u64,
+    to: u64,
+}
+
+fn some(text: &str) -> Option<String> {
+    Some(text.to_owned()).filter(|text| !text.is_empty())
+}
+
+fn node(node_id: u64) -> Option<u64> {
+    Some(node_id).filter(|node| *node != 0)
+}
+
+fn reason_name(reason: MoveReason) -> String {
+    let name = reason.as_str_name();
+    name.strip_prefix("MOVE_REASON_").unwrap_or(name).to_owned()
+}
+
+/// Returns the reason of a move in words.
+fn reason_text(name: &str) -> &'static str {
+    match name {
+        "TOO_FEW" => "the shard has too few replicas",
+        "TOO_MANY" => "the shard has more replicas than it should",
+        "NODE_LEAVES" => "the node is being removed",
+        "REPLICA_LOST" => "the node lost its data",
+        "SPREAD" => "the numbers of replicas on the nodes differ",
+        "MANUAL" => "an operator asked for it",
+        _ => "of a later release",
+    }
+}
+
+impl From<&GetPlacementResponse> for PlacementStatus {
+    fn from(placement: &GetPlacementResponse) -> Self {
+        let load = |it: &PlacementNode| NodeLoad {
+            node_id: it.node_id,
+            replicas: it.replicas,
+            replicas_after: it.replicas_after,
+            refusal: some(&it.refusal),
+        };
+        let shard = |it: &PlacementShard| ShardReplicas {
+            shard_id: it.shard_id,
+            node_ids: it.node_ids.clone(),
+            moving: it.r#move.as_ref().map(|moving| MoveRow {
+                shard_id: it.shard_id,
+                from: node(moving.from_node_id),
+                to: node(moving.to_node_id),
+                reason: reason_name(moving.reason()),
+                cancelled: moving.cancelled,
+                entries_remaining: moving.entries_remaining,
+                blocked_reason: moving.blocked_reason.clone(),
+            }),
+            stuck_code: some(&it.stuck_code),
+            stuck_reason: some(&it.stuck_reason),
+        };
+        let planned = placement.planned.iter().map(|it| MoveRow {
+            shard_id: it.shard_id,
+            from: node(it.from_node_id),
+            to: node(it.to_node_id),
+            reason: reason_name(it.reason()),
+            cancelled: false,
+            entries_remaining: 0,
+            blocked_reason: String::new(),
+        });
+        Self {
+            replicas: placement.replicas,
+            nodes: placement.nodes.iter().map(load).collect(),
+            shards: placement.shards.iter().map(shard).collect(),
+            planned: planned.collect(),
+        }
+    }
+}
+
+impl MoveRow {
+    fn text(&self) -> String {
+        let mut text = match (self.from, self.to) {
+            (Some(from), Some(to)) if from == to => format!("new replica on node {to}"),
+            (Some(from), Some(to)) => format!("from node {from} to node {to}"),
+            (None, Some(to)) => format!("new replica on node {to}"),
+            (Some(from), None) => format!("off node {from}"),
+            (None, None) => String::new(),
+        };
+        if self.cancelled {
+            text += ", cancelled";
+        }
+        if self.entries_remaining > 0 {
+            let _ = write!(text, ", {} entries to fetch", self.entries_remaining);
+        }
+        text
+    }
+}
+
+impl PlacementStatus {
+    fn text(&self, explain: bool) -> String {
+        let mut text = format!("{} replicas a shard, as far as there are nodes\n\n", self.replicas);
+        text += "NODE  REPLICAS  AFTER MOVES\n";
+        for it in &self.nodes {
+            let why = it.refusal.as_ref().map(|why| format!("  gets no replicas: it {why}"));
+            let why = why.unwrap_or_default();
+            let _ =
+                writeln!(text, "{:<5} {:<9} {}{why}", it.node_id, it.replicas, it.replicas_after);
+        }
+        text += "\nSHARD  NODES\n";
+        for shard in &self.shards {
+            let nodes: Vec<String> = shard.node_ids.iter().map(u64::to_string).collect();
+            let role = if shard.shard_id == 0 { " (voters)" } else { "" };
+            let _ = write!(text, "{:<6} {}{role}", shard.shard_id, nodes.join(","));
+            if let Some(moving) = &shard.moving {
+                let _ = write!(text, "  moving: {}", moving.text());
+            }
+            text += "\n";
+            if !explain {
+                continue;
+            }
+            if let Some(moving) = &shard.moving {
+                let _ = writeln!(text, "       because {}", reason_text(&moving.reason));
+                if !moving.blocked_reason.is_empty() {
+                    let blocked = shown::one_line(&moving.blocked_reason);
+                    let _ = writeln!(text, "       waiting: {blocked}");
+                }
+            }
+            if let (Some(code), Some(why)) = (&shard.stuck_code, &shard.stuck_reason) {
+                let _ = writeln!(text, "       {code}: {}", shown::one_line(why));
+            }
+        }
+        if explain {
+            text += "\nnext:\n";
+            for it in &self.planned {
+                let why = reason_text(&it.reason);
+                let _ = writeln!(text, "  shard {}: {}, because {why}", it.shard_id, it.text());
+            }
+            if self.planned.is_empty() {
+                text += "  nothing\n";
+            }
+        }
+        text
+    }
+}
+
+pub(super) async fn show(global: &GlobalArgs, explain: bool) -> anyhow::Result<()> {
+    let admin = connect(global).await?.admin();
+    let placement = admin.placement().await.context("get the placement")?;
+    let status = PlacementStatus::from(&placement);
+    Output { format: global.output }.show_as(&status, || status.text(explain))
+}
+
+pub(super) async fn cordon(
+    global: &GlobalArgs,
+    node_id: u64,
+    cordoned: bool,
+) -> anyhow::Result<()> {
+    let admin = connect(global).await?.admin();
+    let verb = if cordoned { "cordon" } else { "uncordon" };
+    let set = admin.set_cordoned(node_id, cordoned).await;
+    set.with_context(|| format!("{verb} node {node_id}"))?;
+    Output { format: global.output }.show(&CordonedNode { node_id, cordoned })
+}
+
+pub(super) async fn set_replicas(global: &GlobalArgs, replicas: u32) -> anyhow::Result<()> {
+    let admin = connect(global).await?.admin();
+    admin.set_replicas(replicas).await.context("set the number of replicas")?;
+    Output { format: global.output }.show(&WantedReplicas { replicas })
+}
+
+pub(super) async fn move_shard(
+    global: &GlobalArgs,
+    requested: RequestedMove,
+    no_wait: bool,
+) -> anyhow::Result<()> {
+    let RequestedMove { shard: shard_id, from, to } = requested;
+    let admin = connect(global).await?.admin();
+    let started = admin.move_shard(shard_id, from, to).await;
+    let what = format!("move shard {shard_id} from node {from} to node {to}");
+    started.with_context(|| what.clone())?;
+    let began = Instant::now();
+    let mut done = false;
+    let mut last = String::new();
+    while !no_wait && !done {
+        let placement = admin.placement().await.with_context(|| what.clone())?;
+        let status = PlacementStatus::from(&placement);
+        let shard = status.shards.iter().find(|it| it.shard_id == shard_id);
+        let moving = shard.and_then(|it| it.moving.as_ref());
+        if let Some(moving) = moving.filter(|it| (it.from, it.to) == (node(from), node(to))) {
+            last = [moving.text(), moving.blocked_reason.clone()].join("; waiting: ");
+        } else {
+            done = shard.is_some_and(|it| it.node_ids.contains(&to));
+            if !done {
+                let failure = CliError::new(Exit::Precondition, format!("{what}: cancelled"));
+                return Err(failure.hint("helix cluster placement --explain").into());
+            }
+        }
+        if !done && global.timeout.is_some_and(|limit| began.elapsed() >= limit) {
+            let what = format!("{what}: not done after {:?}", began.elapsed());
+            let failure = CliError::new(Exit::Unavailable, what).why(last);
+            return Err(failure.hint("helix cluster placement --explain").into());
+        }
+        if !done {
+            sleep(POLL_INTERVAL).await;
+        }
+    }
+    if no_wait && !global.quiet {
+        message!("the move continues; helix cluster placement shows its progress");
+    }
+    Output { format: global.output }.show(&MovedReplica { shard_id, from, to })
+}
+
+#[cfg(test)]
+mod tests {
+    use helix_client::proto::log::v1::ReplicaMove;
+
+    use super::*;
+
+    #[test]
+    fn explains_moves_and_what_is_stuck() {
+        let moving = ReplicaMove {
+            from_node_id: 1,
+            to_node_id: 4,
+            reason: MoveReason::NodeLeaves.into(),
+            entries_remaining: 7,
+            blocked_reason: "node 4 cannot be reached".to_owned(),
+            ..ReplicaMove::default()
+        };
+        let shards = vec![
+            PlacementShard { shard_id: 0, node_ids: vec![1, 2, 3], ..Default::default() },
+            PlacementShard {
+                shard_id: 1,
+                node_ids: vec![1, 2, 3],
+                r#move: Some(moving),
+                ..Default::default()
+            },
+            PlacementShard {
+                shard_id: 2,
+                node_ids: vec![2, 3],
+                stuck_code: "TOO_FEW_NODES".to_owned(),
+                stuck_reason: "add a node".to_owned(),
+                ..Default::default()
+            },
+        ];
+        let nodes = vec![PlacementNode {
+            node_id: 1,
+            replicas: 1,
+            replicas_after: 0,
+            refusal: "is being removed".to_owned(),
+        }];
+        let response = GetPlacementResponse { replicas: 3, nodes, shards, planned: Vec::new() };
+        let status = PlacementStatus::from(&response);
+        let text = status.text(true);
+        for part in [
+            "1     1         0  gets no replicas: it is being removed",
+            "0      1,2,3 (voters)",
+            "1      1,2,3  moving: from node 1 to node 4, 7 entries to fetch",
+            "because the node is being removed",
+            "waiting: node 4 cannot be reached",
+            "TOO_FEW_NODES: add a node",
+            "nothing",
+        ] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+        assert!(!status.text(false).contains("because"));
+    }
+}

@@ -1,0 +1,270 @@
+//! Runs the planner on shard 0's leader, and finishes the moves that the shards' leaders have
+//! carried out. Also reports the placement to operators and takes their requests.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use super::client::{Cluster, unexpected};
+use super::members::Members;
+use super::node_changes::refusal;
+use super::placement::{MoveReason, ReplicaPlacement, ShardMove, ShardTarget};
+use super::planner::{Plan, PlanStep, plan};
+use super::reconcile::{ChangePhase, ShardProgress};
+use crate::error::{Error, Result};
+use crate::limits;
+use crate::log::{
+    ClusterCommand, ClusterReply, FinishMove, MemberCommand, PlanMove, SetCordoned, TakePlacement,
+};
+use crate::protocol;
+use crate::raft::{Replica, ReplicaId, node_of};
+
+/// Longest wait for the placement of a new cluster.
+const PLACEMENT_WAIT_MAX: Duration = Duration::from_secs(1);
+
+/// Placement of all shards, with the plan for them.
+#[derive(Debug, Clone)]
+pub struct PlacementReport {
+    pub members: Members,
+    pub plan: Plan,
+    /// Progress of the moves, by the shards' leaders.
+    pub progress: Vec<ShardProgress>,
+}
+
+impl Cluster {
+    /// Returns the replicas that a shard should have by this node's copy of the state, its version,
+    /// and the move that these replicas finish.
+    pub(super) fn current_target(
+        &self,
+        shard_id: u64,
+        replica: &Replica,
+    ) -> (u64, ShardTarget, Option<ShardMove>) {
+        let membership = replica.membership();
+        self.machine().read(|state| {
+            let members = state.members();
+            let mut target = members.shard_target(shard_id);
+            let shard = members.placement().and_then(|it| it.shard(shard_id));
+            if shard.is_some() && shard_id != 0 {
+                // A lost replica stays until another one takes its place, but never returns.
+                let is_lost = |id: ReplicaId| {
+                    let generation = u32::try_from(id & u64::from(u32::MAX)).unwrap_or(0);
+                    members.is_lost(node_of(id), generation)
+                };
+                target.voters.retain(|id| membership.has_voter(*id) || !is_lost(*id));
+            }
+            (state.version(), target, shard.and_then(|it| it.finishable()).copied())
+        })
+    }
+
+    /// Commits that a shard has the replicas after its move, or those from before a cancelled one.
+    /// Runs on the shard's leader, whose membership is the target.
+    pub(super) async fn finish_move(
+        &self,
+        shard_id: u64,
+        replica: &Replica,
+        moving: &ShardMove,
+        target: &ShardTarget,
+    ) -> bool {
+        // Another leader may have changed the replicas since.
+        let confirmed = tokio::time::timeout(limits::READ_INDEX_WAIT_MAX, replica.read_index());
+        let is_leader = matches!(confirmed.await, Ok(Ok(())));
+        if !is_leader || !replica.membership().is(&target.voters, &target.learners) {
+            return false;
+        }
+        let finish = FinishMove { shard_id, id: moving.id, cancelled: moving.is_cancelled };
+        match self.command(ClusterCommand::Members(MemberCommand::FinishMove(finish))).await {
+            Ok(_) => {
+                tracing::info!(
+                    shard_id,
+                    from = moving.from,
+                    to = moving.to,
+                    cancelled = moving.is_cancelled,
+                    "moved a replica"
+                );
+                true
+            }
+            Err(error) => {
+                tracing::debug!(shard_id, %error, "cannot finish the move yet");
+                false
+            }
+        }
+    }
+
+    /// Takes over the placement of a cluster that has none, or starts the next moves. Runs on shard
+    /// 0's leader. Returns whether there is nothing to do until something changes.
+    pub async fn drive_placement(&self) -> bool {
+        if !self.replica().is_ready() || self.protocol() < protocol::PLACEMENT {
+            return true;
+        }
+        let (version, members, shards) = self.machine().read(|state| {
+            let shards: Vec<u64> = state.shards().iter().copied().collect();
+            (state.version(), state.members().clone(), shards)
+        });
+        let step = if members.placement().is_some() {
+            let steps = plan(&members, &self.reachable()).steps;
+            let Some(step) = steps.into_iter().next() else { return true };
+            step.command(version)
+        } else if members.running().is_none() && !shards.is_empty() {
+            let replicas = self.replica().voters();
+            MemberCommand::TakePlacement(TakePlacement { replicas, shards })
+        } else {
+            return true;
+        };
+        match self.command(ClusterCommand::Members(step)).await {
+            Ok(ClusterReply::Done) => {}
+            Ok(other) => tracing::debug!(reply = ?other, "the cluster refused a planned move"),
+            Err(error) => tracing::debug!(%error, "cannot change the placement yet"),
+        }
+        false
+    }
+
+    fn reachable(&self) -> BTreeSet<u64> {
+        self.hub.connected().into_iter().chain([self.node_id()]).collect()
+    }
+
+    /// Returns whether the membership change in progress has nothing left to do: all replicas are
+    /// where they should be, except for moves that only spread them.
+    pub(super) fn is_placed(&self, members: &Members) -> bool {
+        let all: BTreeSet<u64> = members.iter().map(|it| it.node_id).collect();
+        let is_done = plan(members, &all).is_complete();
+        let mut moves = members.placement().into_iter().flat_map(ReplicaPlacement::moves);
+        let mut leaving = members.iter().filter(|it| it.leaving);
+        let target = members.shard_target(0);
+        is_done
+            && moves.all(|(_, it)| is_optional(it.reason))
+            && !leaving.any(|it| members.has_replicas(it.node_id))
+            && self.replica().membership().is(&target.voters, &target.learners)
+    }
+
+    /// Adds to the progress of a change the moves that it still needs.
+    pub(super) fn with_moves(
+        &self,
+        members: &Members,
+        mut rows: Vec<ShardProgress>,
+    ) -> Vec<ShardProgress> {
+        let Some(placement) = members.placement() else { return rows };
+        let plan = plan(members, &self.reachable());
+        let has_leaver = members.iter().any(|it| it.leaving && members.has_data(it.node_id));
+        for row in &mut rows {
+            if row.shard_id == 0 && has_leaver && row.phase == ChangePhase::Done {
+                row.phase = ChangePhase::Pending;
+                row.blocked = "the other shards go first".to_owned();
+                continue;
+            }
+            let moving = placement.shard(row.shard_id).and_then(|it| it.moving.as_ref());
+            let stuck = plan.stuck.iter().find(|it| it.shard_id == row.shard_id);
+            let is_planned = plan.steps.iter().any(|step| match step {
+                PlanStep::Move(it) => it.shard_id == row.shard_id && !is_optional(it.reason),
+                PlanStep::Cancel { shard_id, .. } => *shard_id == row.shard_id,
+            });
+            let waits = moving.is_some_and(|it| !is_optional(it.reason)) || is_planned;
+            if (waits || stuck.is_some_and(|it| !it.reason.is_lack_of_nodes()))
+                && row.phase == ChangePhase::Done
+            {
+                row.phase = ChangePhase::Pending;
+                if let Some(stuck) = stuck {
+                    row.blocked = stuck.reason.to_string();
+                } else if let Some(to) = moving.filter(|it| !it.is_created).and_then(|it| it.to) {
+                    row.blocked = format!("node {to} has not created its replica yet");
+                }
+            }
+        }
+        rows
+    }
+
+    /// Returns the placement of all shards, and the plan for them.
+    ///
+    /// # Errors
+    /// [`Error::Unimplemented`] before every node runs a release with placement, and the errors of
+    /// [`Self::catch_up`].
+    pub async fn placement(&self) -> Result<PlacementReport> {
+        self.wait_placed().await?;
+        self.catch_up().await?;
+        let members = self.machine().read(|state| state.members().clone());
+        let plan = plan(&members, &self.reachable());
+        let progress = self.progress_since(0, &members).await;
+        Ok(PlacementReport { members, plan, progress })
+    }
+
+    /// Keeps new replicas away from a node, or no longer.
+    ///
+    /// # Errors
+    /// [`Error::NodeNotFound`] for an unknown node, [`Error::NotEnoughNodes`] if no other node may
+    /// get replicas, and the errors of [`Self::catch_up`] and [`Self::command`].
+    pub async fn set_cordoned(&self, node_id: u64, cordoned: bool) -> Result<()> {
+        let command = MemberCommand::SetCordoned(SetCordoned { node_id, cordoned });
+        self.change_placement(command).await
+    }
+
+    /// Sets the number of replicas that each data shard should have.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for another number than 1, 3 and 5, and the errors of
+    /// [`Self::catch_up`] and [`Self::command`].
+    pub async fn set_replicas(&self, replicas: u32) -> Result<()> {
+        self.change_placement(MemberCommand::SetReplicas(replicas)).await
+    }
+
+    /// Starts to move a replica of a data shard to another node.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`], [`Error::NodeNotFound`] and [`Error::ChangeInProgress`] with
+    /// what is in the way, [`Error::ChangeRefused`] if the node cannot be reached, and the errors
+    /// of [`Self::catch_up`] and [`Self::command`].
+    pub async fn move_shard(&self, shard_id: u64, from: u64, to: u64) -> Result<()> {
+        if shard_id == 0 {
+            let what = "shard 0 has a replica on every node".to_owned();
+            return Err(Error::InvalidArgument { field: "shard_id", what });
+        }
+        for (field, node) in [("from_node_id", from), ("to_node_id", to)] {
+            if node == 0 {
+                let what = "must be at least 1".to_owned();
+                return Err(Error::InvalidArgument { field, what });
+            }
+        }
+        self.catch_up().await?;
+        let is_member = self.machine().read(|state| state.members().get(to).is_some());
+        if is_member && !self.reachable().contains(&to) {
+            let what = format!("node {to} cannot be reached; start it first");
+            return Err(Error::ChangeRefused { what });
+        }
+        let reason = MoveReason::Manual.number();
+        let plan = PlanMove { shard_id, from, to, reason, planned_at: 0 };
+        self.change_placement(MemberCommand::PlanMove(plan)).await
+    }
+
+    /// Waits for the placement, which a new cluster takes over soon after it has formed.
+    async fn wait_placed(&self) -> Result<()> {
+        let is_placed = || self.machine().read(|state| state.members().placement().is_some());
+        if is_placed() {
+            return Ok(());
+        }
+        self.catch_up().await?;
+        let mut changes = self.machine().watch();
+        let placed = async { while !is_placed() && changes.changed().await.is_ok() {} };
+        // Ignored: the state decides.
+        let _ = tokio::time::timeout(PLACEMENT_WAIT_MAX, placed).await;
+        match is_placed() {
+            true => Ok(()),
+            false => Err(Error::Unimplemented {
+                what: "the placement of a cluster before every node is upgraded",
+            }),
+        }
+    }
+
+    async fn change_placement(&self, command: MemberCommand) -> Result<()> {
+        self.wait_placed().await?;
+        match self.command(ClusterCommand::Members(command)).await? {
+            ClusterReply::Done => Ok(()),
+            reply @ (ClusterReply::Invalid { .. }
+            | ClusterReply::NodeNotFound { .. }
+            | ClusterReply::ChangeInProgress { .. }
+            | ClusterReply::NotEnoughNodes { .. }) => Err(refusal(reply)),
+            other => Err(unexpected(&other)),
+        }
+    }
+}
+
+/// Returns whether a move improves the placement, but is not needed.
+fn is_optional(reason: MoveReason) -> bool {
+    matches!(reason, MoveReason::Spread | MoveReason::Manual)
+}

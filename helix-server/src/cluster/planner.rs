@@ -1,0 +1,386 @@
+//! Plans moves of replicas: a pure function of the committed placement and of the nodes that are
+//! reachable. Shard 0's leader runs it and submits its first actions; nothing else plans moves.
+//!
+//! Goals in this order: replicas on nodes that stay and have their data, as many replicas as there
+//! should be, and equal numbers of replicas on all nodes. A move in progress counts as done, at its
+//! source and at its target. Each goal that cannot be reached now has a reason.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+use super::members::Members;
+use super::placement::{MoveReason, PlacedShard, ReplicaPlacement, ShardMove};
+use crate::limits::{MOVES_MAX, REPLICAS_MAX};
+use crate::log::{CancelMove, MemberCommand, PlanMove};
+
+/// A move to start.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PlannedMove {
+    pub shard_id: u64,
+    pub from: Option<u64>,
+    pub to: Option<u64>,
+    pub reason: MoveReason,
+}
+
+/// Something to do now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PlanStep {
+    Move(PlannedMove),
+    /// The target of this move can no longer get the replica.
+    Cancel {
+        shard_id: u64,
+        id: u64,
+    },
+}
+
+impl PlanStep {
+    /// Returns the command for this step, which counts only for this version of the state.
+    pub(super) fn command(self, planned_at: u64) -> MemberCommand {
+        match self {
+            Self::Move(PlannedMove { shard_id, from, to, reason }) => {
+                let (from, to, reason) = (from.unwrap_or(0), to.unwrap_or(0), reason.number());
+                MemberCommand::PlanMove(PlanMove { shard_id, from, to, reason, planned_at })
+            }
+            Self::Cancel { shard_id, id } => MemberCommand::CancelMove(CancelMove { shard_id, id }),
+        }
+    }
+}
+
+/// Reason why a shard does not have the replicas that it should have, and no move is possible now.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum StuckReason {
+    /// Too few of its replicas are reachable to change them.
+    NoMajority { reachable: usize, needed: usize },
+    /// The only nodes that may get a replica are unreachable.
+    Unreachable { nodes: Vec<u64> },
+    /// It would lose its only replica.
+    LastReplica,
+    /// There are not enough nodes that may have a replica.
+    TooFewNodes { replicas: usize, wanted: usize },
+    /// As many moves as possible are in progress.
+    OtherMovesFirst,
+    /// A node that leaves keeps its vote in shard 0 until it has no other replica.
+    OtherShardsFirst,
+}
+
+impl fmt::Display for StuckReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoMajority { reachable, needed } => write!(
+                f,
+                "{reachable} of its replicas are reachable, {needed} are needed to move one"
+            ),
+            Self::Unreachable { nodes } => {
+                write!(f, "the nodes that may get a replica cannot be reached: {nodes:?}")
+            }
+            Self::LastReplica => write!(f, "no node may get a replica, and this is the only one"),
+            Self::TooFewNodes { replicas, wanted } => write!(
+                f,
+                "it has {replicas} of {wanted} replicas, and no other node may get one; add or \
+                 uncordon a node"
+            ),
+            Self::OtherMovesFirst => write!(f, "{MOVES_MAX} other moves go first"),
+            Self::OtherShardsFirst => write!(f, "the other shards go first"),
+        }
+    }
+}
+
+impl StuckReason {
+    /// Returns whether only more nodes help.
+    pub fn is_lack_of_nodes(&self) -> bool {
+        matches!(self, Self::TooFewNodes { .. })
+    }
+
+    /// Returns a stable name.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::NoMajority { .. } => "NO_MAJORITY",
+            Self::Unreachable { .. } => "NODES_UNREACHABLE",
+            Self::LastReplica => "LAST_REPLICA",
+            Self::TooFewNodes { .. } => "TOO_FEW_NODES",
+            Self::OtherMovesFirst => "OTHER_MOVES_FIRST",
+            Self::OtherShardsFirst => "OTHER_SHARDS_FIRST",
+        }
+    }
+}
+
+/// A shard that does not have the replicas that it should have.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StuckShard {
+    pub shard_id: u64,
+    /// Node whose replica should move; `None` if a replica is missing.
+    pub node_id: Option<u64>,
+    pub reason: StuckReason,
+}
+
+/// The steps to take now, and the shards that have to wait.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Plan {
+    pub steps: Vec<PlanStep>,
+    /// Sorted by shard.
+    pub stuck: Vec<StuckShard>,
+}
+
+impl Plan {
+    /// Returns whether all shards have their replicas where they should be; their numbers on the
+    /// nodes may differ. Shards that lack nodes count as complete.
+    pub fn is_complete(&self) -> bool {
+        let is_spread = |step: &PlanStep| {
+            matches!(step, PlanStep::Move(PlannedMove { reason: MoveReason::Spread, .. }))
+        };
+        let lacks_nodes = |stuck: &StuckShard| stuck.reason.is_lack_of_nodes();
+        self.steps.iter().all(is_spread) && self.stuck.iter().all(lacks_nodes)
+    }
+}
+
+/// Plans the next moves. `reachable` has the nodes that respond, with this one. Nothing is planned
+/// without a placement.
+pub(super) fn plan(members: &Members, reachable: &BTreeSet<u64>) -> Plan {
+    let Some(placement) = members.placement() else { return Plan::default() };
+    let mut planner = Planner::new(members, placement, reachable);
+    planner.cancel();
+    for (shard_id, shard) in placement.shards() {
+        planner.repair(shard_id, shard);
+    }
+    planner.spread();
+    planner.plan
+}
+
+struct Planner<'a> {
+    members: &'a Members,
+    placement: &'a ReplicaPlacement,
+    reachable: &'a BTreeSet<u64>,
+    /// Replicas of data shards on each member after all moves.
+    load: BTreeMap<u64, usize>,
+    moves_left: usize,
+    plan: Plan,
+}
+
+impl<'a> Planner<'a> {
+    fn new(
+        members: &'a Members,
+        placement: &'a ReplicaPlacement,
+        reachable: &'a BTreeSet<u64>,
+    ) -> Self {
+        let mut load: BTreeMap<u64, usize> = members.iter().map(|it| (it.node_id, 0)).collect();
+        for (_, shard) in placement.shards().filter(|(id, _)| *id != 0) {
+            for node in shard.after().into_keys() {
+                *load.entry(node).or_default() += 1;
+            }
+        }
+        let moves_left = MOVES_MAX.saturating_sub(placement.moves().count());
+        Self { members, placement, reachable, load, moves_left, plan: Plan::default() }
+    }
+
+    fn load(&self, node: u64) -> usize {
+        self.load.get(&node).copied().unwrap_or(0)
+    }
+
+    fn is_leaving(&self, node: u64) -> bool {
+        self.members.get(node).is_none_or(|member| member.leaving)
+    }
+
+    /// Returns the number of replicas that a shard should have.
+    fn wanted(&self, shard_id: u64) -> usize {
+        match shard_id {
+            0 => REPLICAS_MAX,
+            _ => usize::try_from(self.placement.replicas()).unwrap_or(REPLICAS_MAX),
+        }
+    }
+
+    /// Returns how many of these replicas respond and have their data.
+    fn live<'b>(&self, replicas: impl IntoIterator<Item = (&'b u64, &'b u32)>) -> usize {
+        let is_live = |(node, generation): &(&u64, &u32)| {
+            self.reachable.contains(node) && !self.members.is_lost(**node, **generation)
+        };
+        replicas.into_iter().filter(is_live).count()
+    }
+
+    fn start(&mut self, planned: PlannedMove) {
+        let PlannedMove { shard_id, from, to, .. } = planned;
+        if self.moves_left == 0 {
+            return self.stuck(shard_id, from, StuckReason::OtherMovesFirst);
+        }
+        self.moves_left -= 1;
+        if shard_id != 0 {
+            if let Some(from) = from.and_then(|from| self.load.get_mut(&from)) {
+                *from = from.saturating_sub(1);
+            }
+            if let Some(to) = to {
+                *self.load.entry(to).or_default() += 1;
+            }
+        }
+        self.plan.steps.push(PlanStep::Move(planned));
+    }
+
+    fn stuck(&mut self, shard_id: u64, node_id: Option<u64>, reason: StuckReason) {
+        self.plan.stuck.push(StuckShard { shard_id, node_id, reason });
+    }
+
+    /// Cancels the moves to nodes that leave or have lost the new replica.
+    fn cancel(&mut self) {
+        for (shard_id, moving) in self.placement.moves().filter(|(_, it)| !it.is_cancelled) {
+            let Some(to) = moving.to else { continue };
+            if self.is_leaving(to) || self.members.is_lost(to, moving.generation) {
+                self.plan.steps.push(PlanStep::Cancel { shard_id, id: moving.id });
+            }
+        }
+    }
+
+    /// Moves a replica of a shard off a node that leaves or lost it, or changes their number.
+    fn repair(&mut self, shard_id: u64, shard: &PlacedShard) {
+        if shard.moving.is_some() {
+            return;
+        }
+        let is_lost = |(node, generation): (&u64, &u32)| self.members.is_lost(*node, *generation);
+        let lost = shard.replicas.iter().find(|row| is_lost(*row)).map(|(node, _)| *node);
+        let wanted = self.wanted(shard_id);
+        let leaving = shard.replicas.keys().copied().filter(|node| self.is_leaving(*node));
+        // Its vote in shard 0 goes last: through it the node learns what to do.
+        let waits = |node: &u64| shard_id == 0 && self.members.has_data(*node);
+        let waiting = leaving.clone().find(waits);
+        let leaving = leaving.filter(|node| !waits(node));
+        let leaving = leaving.min_by_key(|node| (self.reachable.contains(node), *node));
+        let count = shard.replicas.len();
+        let (from, reason) = match (lost, leaving) {
+            (Some(node), _) => (Some(node), MoveReason::ReplicaLost),
+            (None, Some(node)) => (Some(node), MoveReason::NodeLeaves),
+            (None, None) if count < wanted => (None, MoveReason::TooFew),
+            (None, None) if count > wanted => (Some(self.surplus(shard)), MoveReason::TooMany),
+            (None, None) => {
+                if waiting.is_some() {
+                    self.stuck(shard_id, waiting, StuckReason::OtherShardsFirst);
+                }
+                return;
+            }
+        };
+        let (live, needed) = (self.live(&shard.replicas), count / 2 + 1);
+        // A replica too many needs no successor.
+        let target = match from.is_some() && count > wanted {
+            true => Ok(None),
+            false => self.target(shard_id, shard, from),
+        };
+        match target {
+            Ok(to) => {
+                let rest = shard.replicas.iter().filter(|(node, _)| from != Some(**node));
+                let after = self.live(rest) + usize::from(to.is_some());
+                let size = count + usize::from(to.is_some()) - usize::from(from.is_some());
+                if to.is_none() && from.is_none() {
+                    let reason = StuckReason::TooFewNodes { replicas: count, wanted };
+                    return self.stuck(shard_id, None, reason);
+                }
+                if size == 0 {
+                    return self.stuck(shard_id, from, StuckReason::LastReplica);
+                }
+                if live < needed || after < size / 2 + 1 {
+                    let (reachable, needed) = match live < needed {
+                        true => (live, needed),
+                        false => (after, size / 2 + 1),
+                    };
+                    let reason = StuckReason::NoMajority { reachable, needed };
+                    return self.stuck(shard_id, from, reason);
+                }
+                self.start(PlannedMove { shard_id, from, to, reason });
+            }
+            Err(nodes) => self.stuck(shard_id, from, StuckReason::Unreachable { nodes }),
+        }
+    }
+
+    /// Returns the node that gets a new replica: the one with the fewest. `None` if no node may
+    /// get one, and the unreachable nodes if only these may.
+    fn target(
+        &self,
+        shard_id: u64,
+        shard: &PlacedShard,
+        from: Option<u64>,
+    ) -> Result<Option<u64>, Vec<u64>> {
+        let is_free = |node: &u64| {
+            let replaces = from == Some(*node) && shard_id != 0;
+            self.members.may_hold(*node) && (replaces || !shard.replicas.contains_key(node))
+        };
+        let free: Vec<u64> = self.members.iter().map(|it| it.node_id).filter(is_free).collect();
+        let reached = free.iter().copied().filter(|node| self.reachable.contains(node));
+        // A node that lost its replica gets it again.
+        let best = reached.min_by_key(|node| (from != Some(*node), self.load(*node), *node));
+        match best {
+            None if !free.is_empty() => Err(free),
+            best => Ok(best),
+        }
+    }
+
+    /// Returns the node that loses a replica of a shard with too many.
+    fn surplus(&self, shard: &PlacedShard) -> u64 {
+        let nodes = shard.replicas.keys().copied();
+        let order = |node: &u64| {
+            let is_wanted = self.reachable.contains(node) && self.members.may_hold(*node);
+            (!is_wanted, self.load(*node), *node)
+        };
+        nodes.max_by_key(order).unwrap_or(0)
+    }
+
+    /// Moves replicas from nodes with many to nodes with fewer, if that makes a difference.
+    ///
+    /// Waits for what is wrong in data shards: that changes the numbers, too.
+    fn spread(&mut self) {
+        let is_data_repair = |step: &PlanStep| match step {
+            PlanStep::Move(planned) => planned.shard_id != 0,
+            PlanStep::Cancel { .. } => true,
+        };
+        let is_repair = |(shard_id, moving): (u64, &ShardMove)| {
+            shard_id != 0 && !matches!(moving.reason, MoveReason::Spread | MoveReason::Manual)
+        };
+        let is_waiting = |stuck: &StuckShard| stuck.reason == StuckReason::OtherMovesFirst;
+        if self.plan.steps.iter().any(is_data_repair)
+            || self.placement.moves().any(is_repair)
+            || self.plan.stuck.iter().any(is_waiting)
+        {
+            return;
+        }
+        while self.moves_left > 0 {
+            let Some(planned) = self.next_spread() else { return };
+            self.start(planned);
+        }
+    }
+
+    fn next_spread(&self) -> Option<PlannedMove> {
+        let nodes = || self.members.iter().map(|it| it.node_id);
+        let is_target = |node: &u64| self.members.may_hold(*node) && self.reachable.contains(node);
+        let mut sources: Vec<u64> = nodes().filter(|node| !self.is_leaving(*node)).collect();
+        sources.sort_by_key(|node| (std::cmp::Reverse(self.load(*node)), *node));
+        let mut targets: Vec<u64> = nodes().filter(is_target).collect();
+        targets.sort_by_key(|node| (self.load(*node), *node));
+        let planned: BTreeSet<u64> = self
+            .plan
+            .steps
+            .iter()
+            .map(|step| match step {
+                PlanStep::Move(it) => it.shard_id,
+                PlanStep::Cancel { shard_id, .. } => *shard_id,
+            })
+            .chain(self.plan.stuck.iter().map(|it| it.shard_id))
+            .collect();
+        for from in sources {
+            for to in targets.iter().copied() {
+                if self.load(from) < self.load(to) + 2 {
+                    break;
+                }
+                let fits = |(shard_id, shard): &(u64, &PlacedShard)| {
+                    *shard_id != 0
+                        && shard.moving.is_none()
+                        && !planned.contains(shard_id)
+                        && shard.replicas.contains_key(&from)
+                        && !shard.replicas.contains_key(&to)
+                        && self.live(&shard.replicas) == shard.replicas.len()
+                };
+                if let Some((shard_id, _)) = self.placement.shards().find(fits) {
+                    let (from, to, reason) = (Some(from), Some(to), MoveReason::Spread);
+                    return Some(PlannedMove { shard_id, from, to, reason });
+                }
+            }
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,323 @@
+//! The planner on random clusters: it converges, undoes nothing, and explains what it cannot do.
+
+use rand::rngs::StdRng;
+use rand::seq::{IndexedRandom, IteratorRandom};
+use rand::{RngExt, SeedableRng};
+
+use super::*;
+use crate::cluster::members::Member;
+use crate::log::{FinishMove, ReplicaCreated, SetCordoned, TakePlacement};
+use crate::raft::replica_id;
+
+/// A cluster whose moves are carried out at once.
+#[derive(Debug, Clone)]
+struct Cluster {
+    members: Members,
+    version: u64,
+    reachable: BTreeSet<u64>,
+}
+
+impl Cluster {
+    fn of(nodes: u64, shards: u64, replicas: u32) -> Self {
+        let ids = (1..=nodes.min(5)).map(|node| replica_id(node, 1)).collect();
+        let mut cluster =
+            Self { members: Members::default(), version: 0, reachable: (1..=nodes).collect() };
+        let take = TakePlacement { replicas: ids, shards: (1..=shards).collect() };
+        cluster.apply(&MemberCommand::TakePlacement(take));
+        for node in 6..=nodes {
+            cluster.add(node);
+        }
+        cluster.apply(&MemberCommand::SetReplicas(replicas));
+        cluster
+    }
+
+    fn add(&mut self, node_id: u64) {
+        let member = Member {
+            node_id,
+            generation: 1,
+            joining: None,
+            peer_addr: String::new(),
+            draining: false,
+            leaving: false,
+            cordoned: false,
+        };
+        self.members.members.insert(node_id, member);
+        self.members.generations.insert(node_id, 1);
+        self.reachable.insert(node_id);
+    }
+
+    fn apply(&mut self, command: &MemberCommand) {
+        let applied = self.members.apply(self.version + 1, command);
+        let update = applied.unwrap_or_else(|refused| panic!("{command:?}: {refused:?}"));
+        self.version += u64::from(update.is_changed);
+    }
+
+    fn cordon(&mut self, node_id: u64) {
+        let set = MemberCommand::SetCordoned(SetCordoned { node_id, cordoned: true });
+        // The last node that may get replicas is not cordoned.
+        let _ = self.members.apply(self.version + 1, &set);
+    }
+
+    fn leave(&mut self, node_id: u64) {
+        self.members.members.get_mut(&node_id).unwrap().leaving = true;
+    }
+
+    /// Makes all replicas of a node lost: it returned with an empty directory.
+    fn lose(&mut self, node_id: u64) {
+        let generation = self.members.next_generation(node_id).unwrap();
+        self.members.members.get_mut(&node_id).unwrap().generation = generation;
+        self.members.placement.as_mut().unwrap().renew_vote(node_id, generation);
+    }
+
+    fn placement(&self) -> &ReplicaPlacement {
+        self.members.placement().unwrap()
+    }
+
+    /// Carries out the move of a shard, as its leader does.
+    fn carry_out(&mut self, shard_id: u64) {
+        let moving = self.placement().shard(shard_id).unwrap().moving.unwrap();
+        if let (Some(node_id), false) = (moving.to, moving.is_created) {
+            let generation = moving.generation;
+            let created = ReplicaCreated { shard_id, node_id, generation };
+            self.apply(&MemberCommand::ReplicaCreated(created));
+        }
+        let (id, cancelled) = (moving.id, moving.is_cancelled);
+        self.apply(&MemberCommand::FinishMove(FinishMove { shard_id, id, cancelled }));
+    }
+
+    /// Runs the planner until it has nothing to do. Returns its moves.
+    fn settle(&mut self, rng: &mut StdRng) -> (Vec<PlannedMove>, Plan) {
+        let mut moves = Vec::new();
+        let replicas: usize = self.placement().shards().map(|(_, it)| it.replicas.len()).sum();
+        // Each replica moves once for what is wrong with it, and once to spread.
+        let bound = 2 * replicas + 5 * self.placement().shards().count() + 10;
+        loop {
+            let next = plan(&self.members, &self.reachable);
+            let running: Vec<u64> = self.placement().moves().map(|(id, _)| id).collect();
+            assert!(running.len() + next.steps.len() <= MOVES_MAX, "{next:?}");
+            for step in &next.steps {
+                let PlanStep::Move(planned) = *step else { panic!("{step:?}") };
+                self.check_move(planned);
+                moves.push(planned);
+                self.apply(&step.command(self.version));
+            }
+            assert!(moves.len() <= bound, "{} moves: {moves:?}", moves.len());
+            let running: Vec<u64> = self.placement().moves().map(|(id, _)| id).collect();
+            let Some(done) = running.choose(rng) else { return (moves, next) };
+            self.carry_out(*done);
+        }
+    }
+
+    /// Checks that a move leaves a majority of replicas that respond.
+    fn check_move(&self, planned: PlannedMove) {
+        let PlannedMove { shard_id, from, to, .. } = planned;
+        let shard = self.placement().shard(shard_id).unwrap();
+        let is_live = |node: &u64, generation: &u32| {
+            self.reachable.contains(node) && !self.members.is_lost(*node, *generation)
+        };
+        let live = shard.replicas.iter().filter(|(node, it)| is_live(node, it)).count();
+        assert!(live > shard.replicas.len() / 2, "{planned:?} {shard:?}");
+        let rest: Vec<_> = shard.replicas.iter().filter(|(node, _)| from != Some(**node)).collect();
+        let stay = rest.iter().filter(|(node, it)| is_live(node, it)).count();
+        let new = usize::from(to.is_some());
+        assert!(stay + new > (rest.len() + new) / 2, "{planned:?} {shard:?}");
+        if let Some(to) = to {
+            assert!(self.members.may_hold(to) && self.reachable.contains(&to), "{planned:?}");
+        }
+    }
+
+    fn loads(&self) -> BTreeMap<u64, usize> {
+        let mut loads: BTreeMap<u64, usize> =
+            self.members.iter().map(|it| (it.node_id, 0)).collect();
+        for (_, shard) in self.placement().shards().filter(|(id, _)| *id != 0) {
+            for node in shard.replicas.keys() {
+                *loads.get_mut(node).unwrap() += 1;
+            }
+        }
+        loads
+    }
+}
+
+/// No move takes a replica back to the node that another one of the same run took it from.
+fn expect_nothing_undone(moves: &[PlannedMove]) {
+    for (at, first) in moves.iter().enumerate() {
+        let is_reverse = |later: &&PlannedMove| {
+            later.shard_id == first.shard_id
+                && first.from.is_some()
+                && first.from != first.to
+                && (later.to, later.from) == (first.from, first.to)
+        };
+        let undone = moves[at + 1..].iter().find(is_reverse);
+        assert!(undone.is_none(), "{first:?} is undone by {undone:?}: {moves:?}");
+    }
+}
+
+/// Expects each shard to have its replicas, or a reason.
+fn expect_settled(cluster: &Cluster, last: &Plan) {
+    for (shard_id, shard) in cluster.placement().shards() {
+        let wanted = if shard_id == 0 { 5 } else { cluster.placement().replicas() as usize };
+        let explained = last.stuck.iter().any(|it| it.shard_id == shard_id);
+        let is_wrong = |(node, generation): (&u64, &u32)| {
+            let is_leaving = cluster.members.get(*node).is_none_or(|it| it.leaving);
+            is_leaving || cluster.members.is_lost(*node, *generation)
+        };
+        let wrong = shard.replicas.iter().any(is_wrong) || shard.replicas.len() != wanted;
+        assert!(!wrong || explained, "shard {shard_id}: {shard:?}, {last:?}, {cluster:?}");
+    }
+}
+
+fn random_cluster(rng: &mut StdRng) -> Cluster {
+    let (nodes, shards) = (rng.random_range(1..=12), rng.random_range(1..=24));
+    let replicas = *[1, 3, 5].choose(rng).unwrap();
+    Cluster::of(nodes, shards, replicas)
+}
+
+/// Returns this many seeds, times `HELIX_ROUNDS`; or only `HELIX_SEED`.
+fn seeds(count: u64) -> std::ops::Range<u64> {
+    let given = |name: &str| {
+        let text = std::env::var(name).ok()?;
+        Some(text.parse::<u64>().unwrap_or_else(|_| panic!("{name} is a number")))
+    };
+    match given("HELIX_SEED") {
+        Some(seed) => seed..seed + 1,
+        None => 0..count * given("HELIX_ROUNDS").unwrap_or(1),
+    }
+}
+
+/// Prints the seed if the test fails.
+struct SeedOnPanic(u64);
+
+impl Drop for SeedOnPanic {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            println!("HELIX_SEED={}", self.0);
+        }
+    }
+}
+
+#[test]
+fn random_clusters_converge_and_undo_nothing() {
+    for seed in seeds(200) {
+        let _context = SeedOnPanic(seed);
+        let mut rng = StdRng::seed_from_u64(seed);
+        let mut cluster = random_cluster(&mut rng);
+        for _ in 0..rng.random_range(0..4) {
+            let node = cluster.members.iter().map(|it| it.node_id).choose(&mut rng).unwrap();
+            match rng.random_range(0..6) {
+                0 => cluster.cordon(node),
+                1 => cluster.lose(node),
+                2 => cluster.leave(node),
+                3 => drop(cluster.reachable.remove(&node)),
+                4 => cluster.add(13 + rng.random_range(0..4)),
+                _ => {
+                    let replicas = *[1, 3, 5].choose(&mut rng).unwrap();
+                    cluster.apply(&MemberCommand::SetReplicas(replicas));
+                }
+            }
+            let (moves, last) = cluster.settle(&mut rng);
+            expect_nothing_undone(&moves);
+            expect_settled(&cluster, &last);
+        }
+    }
+}
+
+#[test]
+fn replica_counts_differ_by_one_at_most() {
+    for seed in seeds(100) {
+        let _context = SeedOnPanic(seed);
+        let mut rng = StdRng::seed_from_u64(seed);
+        let mut cluster = random_cluster(&mut rng);
+        cluster.settle(&mut rng);
+        let loads = cluster.loads();
+        let (least, most) = (loads.values().min().unwrap(), loads.values().max().unwrap());
+        assert!(most - least <= 1, "{loads:?}");
+    }
+}
+
+#[test]
+fn new_node_gets_its_share_and_a_difference_of_one_moves_nothing() {
+    let mut rng = StdRng::seed_from_u64(1);
+    let mut cluster = Cluster::of(3, 12, 3);
+    assert_eq!(cluster.settle(&mut rng).0, []);
+    for node in 4..=6 {
+        cluster.add(node);
+    }
+    let (moves, last) = cluster.settle(&mut rng);
+    let spread = moves.iter().filter(|it| it.reason == MoveReason::Spread).count();
+    // Each of three nodes gets 6 of 36 replicas; three votes in shard 0 move nothing.
+    assert_eq!(spread, 18, "{moves:?}");
+    assert!(last.is_complete());
+    assert!(cluster.loads().values().all(|load| *load == 6));
+    // One more replica somewhere is no reason for a move.
+    let mut small = Cluster::of(3, 1, 3);
+    small.add(4);
+    let spread = small.settle(&mut rng).0;
+    assert!(spread.iter().all(|it| it.shard_id == 0), "{spread:?}");
+}
+
+#[test]
+fn moves_in_progress_count_at_their_target() {
+    let mut cluster = Cluster::of(3, 4, 3);
+    cluster.add(4);
+    let first = plan(&cluster.members, &cluster.reachable);
+    for step in &first.steps {
+        cluster.apply(&step.command(cluster.version));
+    }
+    assert_eq!(first.steps.len(), MOVES_MAX);
+    let next = plan(&cluster.members, &cluster.reachable);
+    assert_eq!(next.steps, [], "as many moves as may run");
+    let running: Vec<u64> = cluster.placement().moves().map(|(id, _)| id).collect();
+    running.into_iter().for_each(|id| cluster.carry_out(id));
+    let next = plan(&cluster.members, &cluster.reachable);
+    assert_eq!(next.steps, [], "{:?}", cluster.loads());
+}
+
+#[test]
+fn live_replica_is_not_removed_while_a_lost_one_stays() {
+    let mut rng = StdRng::seed_from_u64(1);
+    let mut cluster = Cluster::of(5, 2, 5);
+    cluster.lose(2);
+    cluster.reachable.remove(&2);
+    cluster.apply(&MemberCommand::SetReplicas(3));
+    let moves = cluster.settle(&mut rng).0;
+    let first: Vec<_> = moves.iter().filter(|it| it.shard_id == 1).collect();
+    assert_eq!(first.first().unwrap().from, Some(2), "{moves:?}");
+}
+
+#[test]
+fn every_stuck_replica_has_a_reason() {
+    let reasons = |cluster: &Cluster| -> Vec<&'static str> {
+        let plan = plan(&cluster.members, &cluster.reachable);
+        let data = plan.stuck.iter().filter(|it| it.shard_id != 0);
+        data.map(|it| it.reason.code()).collect()
+    };
+    let mut cluster = Cluster::of(3, 1, 3);
+    cluster.reachable = [1].into();
+    cluster.leave(3);
+    assert_eq!(reasons(&cluster), ["NO_MAJORITY"]);
+    let mut cluster = Cluster::of(3, 1, 3);
+    cluster.add(4);
+    cluster.leave(3);
+    cluster.reachable.remove(&4);
+    assert_eq!(reasons(&cluster), ["NODES_UNREACHABLE"]);
+    let mut cluster = Cluster::of(1, 1, 1);
+    cluster.leave(1);
+    assert_eq!(reasons(&cluster), ["LAST_REPLICA"]);
+    assert_eq!(reasons(&Cluster::of(3, 1, 5)), ["TOO_FEW_NODES"]);
+    let mut cluster = Cluster::of(3, 6, 3);
+    cluster.add(4);
+    cluster.leave(3);
+    assert_eq!(reasons(&cluster), ["OTHER_MOVES_FIRST"; 3], "shard 0 gets a vote on node 4, too");
+}
+
+#[test]
+fn move_to_a_node_that_leaves_is_cancelled() {
+    let mut cluster = Cluster::of(3, 1, 3);
+    cluster.add(4);
+    let (from, to, reason) = (Some(1), Some(4), MoveReason::Manual);
+    let step = PlanStep::Move(PlannedMove { shard_id: 1, from, to, reason });
+    cluster.apply(&step.command(0));
+    cluster.leave(4);
+    let steps = plan(&cluster.members, &cluster.reachable).steps;
+    assert!(matches!(steps[..], [PlanStep::Cancel { shard_id: 1, .. }]), "{steps:?}");
+}

@@ -1,0 +1,186 @@
+//! Checks the placement of replicas in the cluster's state on all nodes:
+//!
+//! - No replica of a node gets a generation that another one had.
+//! - No move is planned to a node that leaves or is cordoned.
+//! - A move that spreads replicas does not leave its target with more than its source.
+//! - Without faults the replicas come to be where they should, on the disks and in the Raft groups.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use helix_server::cluster::{Members, MoveReason, ReplicaPlacement};
+use helix_server::node::Node;
+use helix_server::raft::{node_of, replica_id};
+
+use crate::cluster::SimulatedMachine;
+use crate::coverage::{CoverageMark, CoverageMarks};
+
+/// Voters of shard 0.
+const VOTERS_MAX: usize = 5;
+
+/// Checks the placement, and keeps the state that it needs.
+#[derive(Debug)]
+pub struct PlacementChecker {
+    marks: CoverageMarks,
+    /// Version of the state that was checked last, by node.
+    versions: BTreeMap<u64, u64>,
+    /// The move that got a generation of a node, by both.
+    generations: BTreeMap<(u64, u32), u64>,
+}
+
+impl PlacementChecker {
+    pub fn new(marks: CoverageMarks) -> Self {
+        Self { marks, versions: BTreeMap::new(), generations: BTreeMap::new() }
+    }
+
+    /// Checks every running node.
+    ///
+    /// # Errors
+    /// The rule that is violated.
+    pub fn check(&mut self, machines: &[SimulatedMachine]) -> Result<(), String> {
+        for machine in machines {
+            let Some(node) = machine.node() else { continue };
+            let versions = &mut self.versions;
+            let changed = node.cluster().machine().read(|state| {
+                let is_new =
+                    versions.insert(machine.node_id(), state.version()) != Some(state.version());
+                is_new.then(|| (state.version(), state.members().clone()))
+            });
+            if let Some((version, members)) = changed {
+                self.check_members(version, &members)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn check_members(&mut self, version: u64, members: &Members) -> Result<(), String> {
+        let Some(placement) = members.placement() else { return Ok(()) };
+        for (shard_id, moving) in placement.moves().filter(|(shard_id, _)| *shard_id != 0) {
+            let Some(to) = moving.to else { continue };
+            let first = *self.generations.entry((to, moving.generation)).or_insert(moving.id);
+            if first != moving.id {
+                return Err(format!(
+                    "moves {first} and {} have generation {} of node {to}",
+                    moving.id, moving.generation
+                ));
+            }
+            if moving.id != version {
+                continue;
+            }
+            // Planned by the last change.
+            self.marks.hit(CoverageMark::ReplicaMoveBegun);
+            let member = members.get(to);
+            if member.is_none_or(|it| it.leaving || it.cordoned) {
+                return Err(format!("shard {shard_id} moves to {member:?}"));
+            }
+            let loads = loads(members, placement);
+            let load = |node: u64| loads.get(&node).copied().unwrap_or(0);
+            if let (MoveReason::Spread, Some(from)) = (moving.reason, moving.from)
+                && load(to) > load(from)
+            {
+                return Err(format!(
+                    "shard {shard_id}: {moving:?} leaves more replicas at its target: {loads:?}"
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Returns the number of replicas of data shards on each node after all moves.
+fn loads(members: &Members, placement: &ReplicaPlacement) -> BTreeMap<u64, usize> {
+    let mut loads: BTreeMap<u64, usize> = members.iter().map(|it| (it.node_id, 0)).collect();
+    for (_, shard) in placement.shards().filter(|(shard_id, _)| *shard_id != 0) {
+        for node in shard.after().into_keys() {
+            *loads.entry(node).or_default() += 1;
+        }
+    }
+    loads
+}
+
+/// Returns why the replicas are not where they should be; `None` if they are.
+pub fn problem(machines: &[SimulatedMachine]) -> Option<String> {
+    let nodes = || machines.iter().filter_map(|it| Some((it, it.node()?)));
+    let Some((_, leader)) = nodes().find(|(_, node)| node.cluster().is_leader()) else {
+        return Some("shard 0 has no leader".to_owned());
+    };
+    let members = leader.cluster().machine().read(|state| state.members().clone());
+    let Some(placement) = members.placement() else {
+        return Some("there is no placement".to_owned());
+    };
+    if let Some(change) = members.running() {
+        return Some(format!("a membership change is in progress: {change:?}"));
+    }
+    if let Some(moving) = placement.moves().next() {
+        return Some(format!("a replica moves: {moving:?}"));
+    }
+    let count = members.iter().count();
+    let wanted = usize::try_from(placement.replicas()).unwrap_or(0).min(count);
+    for (shard_id, shard) in placement.shards() {
+        let wanted = if shard_id == 0 { VOTERS_MAX.min(count) } else { wanted };
+        if shard.replicas.len() != wanted {
+            return Some(format!("shard {shard_id} wants {wanted} replicas: {shard:?}"));
+        }
+    }
+    let loads = loads(&members, placement);
+    let (least, most) = (loads.values().min()?, loads.values().max()?);
+    if most - least > 1 {
+        return Some(format!("replicas are not spread: {loads:?}"));
+    }
+    for member in members.iter() {
+        let Some((machine, node)) = nodes().find(|(it, _)| it.node_id() == member.node_id) else {
+            return Some(format!("node {} does not run", member.node_id));
+        };
+        if let Some(what) = misplaced(machine, &node, placement) {
+            return Some(format!("node {}: {what}", member.node_id));
+        }
+    }
+    let led = || nodes().flat_map(|(_, node)| node.shards()).filter(|it| it.is_leader());
+    let mut data = placement.shards().filter(|(shard_id, _)| *shard_id != 0);
+    let unreached = data.find(|(shard_id, shard)| {
+        let voters: BTreeSet<u64> = shard
+            .replicas
+            .iter()
+            .map(|(node, generation)| replica_id(*node, *generation))
+            .collect();
+        !led().any(|it| {
+            let membership = it.replica().membership();
+            it.id() == *shard_id && membership.is(&voters, &BTreeSet::new())
+        })
+    });
+    unreached.map(|(shard_id, shard)| format!("shard {shard_id} has other voters than {shard:?}"))
+}
+
+/// Returns how the replicas on a node differ from the placement.
+fn misplaced(
+    machine: &SimulatedMachine,
+    node: &Node,
+    placement: &ReplicaPlacement,
+) -> Option<String> {
+    let own = machine.node_id();
+    let placed = placement.shards().filter(|(shard_id, _)| *shard_id != 0);
+    let placed: BTreeMap<u64, u64> = placed
+        .filter_map(|(id, it)| Some((id, replica_id(own, *it.replicas.get(&own)?))))
+        .collect();
+    let open: BTreeMap<u64, u64> =
+        node.shards().iter().map(|it| (it.id(), it.replica().id())).collect();
+    if open != placed {
+        let generations = |rows: &BTreeMap<u64, u64>| {
+            let rows = rows.iter().map(|(shard, id)| (*shard, node_of(*id), id & 0xffff_ffff));
+            rows.collect::<Vec<_>>()
+        };
+        let (open, placed) = (generations(&open), generations(&placed));
+        return Some(format!("has (shard, node, generation) {open:?} instead of {placed:?}"));
+    }
+    let has_files = |shard: &u64| {
+        *shard != 0
+            && !placed.contains_key(shard)
+            && machine.disks().disk(*shard).is_some_and(|disk| has_log(&disk.files()))
+    };
+    let left = machine.disks().shards().into_iter().find(has_files);
+    left.map(|shard| format!("keeps files of shard {shard}"))
+}
+
+/// Returns whether these files are of a log.
+pub(crate) fn has_log(files: &[String]) -> bool {
+    files.iter().any(|name| name == "state" || name.ends_with(".seg"))
+}
