@@ -513,7 +513,7 @@ fn difference(topic: &TopicInfo, new: &CreateTopic) -> Option<String> {
     // `None` and zero both mean unlimited.
     let limit = |limit: Option<u64>| limit.unwrap_or(0);
     let durability = |number: i32| number.unsigned_abs().into();
-    // The replication factor is not compared: every shard has a replica on each node.
+    // The replication factor is not compared: it is the same for all topics.
     compare("partition_count", topic.partition_count.into(), new.partition_count.into());
     compare("retention_us", limit(is.retention_us), limit(asked.retention_us));
     compare("retention_bytes", limit(is.retention_bytes), limit(asked.retention_bytes));
