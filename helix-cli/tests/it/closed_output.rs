@@ -159,6 +159,7 @@ fn closed_output_changes_no_failure() {
         (&["consume", "none", "--addr", addr], "", 3),
         (&["tail", "default", "--addr", addr], "", 0),
         (&["offsets", "default", "--addr", addr], "", 0),
+        (&["trace", "append", "none", "--addr", addr], "", 3),
         (&["wal", "inspect", &log], "", 0),
         (&["wal", "verify", &log], "", 0),
         (&["wal", "verify", &damaged_log], "", 11),
