@@ -37,8 +37,8 @@ pub struct Config {
     /// Largest upper bound of the random wait before a retry. Default: 1 s.
     pub backoff_max: Duration,
     /// Largest upper bound of that wait while a shard has no reachable leader, if it is less than
-    /// `backoff_max`. Short, because an election takes about half a second. All calls of a client share
-    /// their metadata requests, so many calls send no more of them than one. Default: 50 ms.
+    /// `backoff_max`. Short, because an election takes about half a second. All calls of a client
+    /// share their metadata requests, so many calls send no more of them than one. Default: 50 ms.
     pub failover_backoff_max: Duration,
     /// Silence of a node after which a request that any node can serve goes to the next one too.
     /// Default: 300 ms.

@@ -10,7 +10,7 @@ const RESEND_WAIT: Duration = Duration::from_secs(30);
 /// Oldest failed batch that the client has not sent again.
 ///
 /// The client had sent later batches before it knew of the failure. The cluster would refuse them
-/// as out of order. librdkafka then begins an epoch and numbers all batches anew, and the ones with
+/// as out of order. librdkafka then begins an epoch and numbers all batches again, so batches with
 /// an unknown outcome could be stored twice.
 #[derive(Debug, Default)]
 pub(super) struct PendingResend {
@@ -29,7 +29,7 @@ impl PendingResend {
         self.failed = sequence.map(|sequence| FailedBatch { sequence, at: Instant::now() });
     }
 
-    /// Returns true if the batch with this sequence is behind one that has not come again.
+    /// Returns true if the batch with this sequence is behind a batch that has not come again.
     pub(super) fn holds_back(&mut self, sequence: Option<u32>) -> bool {
         let Some(failed) = self.failed else { return false };
         let is_behind = sequence.is_some_and(|sequence| is_after(sequence, failed.sequence));

@@ -48,7 +48,7 @@ impl ClusterState {
     /// Checks that this id and epoch were issued to the owner of the stamp.
     ///
     /// An id without a name may be used with any epoch by its owner: Kafka's clients count the
-    /// epoch up by themselves after a gap in their sequence (KIP-360). Such an epoch fences only
+    /// epoch up on their side after a gap in their sequence (KIP-360). Such an epoch fences only
     /// earlier batches of the same owner. A name's id has the epochs that were issued. Ids whose
     /// owner is no longer remembered count as not issued.
     ///

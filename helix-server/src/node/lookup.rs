@@ -75,8 +75,8 @@ impl Node {
     /// # Errors
     /// [`Refusal::UnknownProducer`] if the producer may have been forgotten, or if its id or its
     /// name's epoch was never issued. Such an id would be higher than all ids that are issued
-    /// later; such an epoch would fence the name's producer permanently. [`Refusal::ProducerNotOwned`] if another
-    /// principal got it.
+    /// later; such an epoch would fence the name's producer permanently.
+    /// [`Refusal::ProducerNotOwned`] if another principal got it.
     pub async fn check_producer(
         &self,
         located: &LocatedPartition,

@@ -237,7 +237,7 @@ async fn rejects_an_epoch_that_was_never_issued() {
     assert_eq!(values(&server.records(0, 0).await), ["a", "a"]);
 }
 
-/// Kafka's clients begin an epoch by themselves after a gap in their sequence (KIP-360).
+/// Kafka's clients begin an epoch on their side after a gap in their sequence (KIP-360).
 #[tokio::test]
 async fn owner_counts_the_epochs_of_an_id_without_a_name() {
     let server = TestServer::in_memory().await;
