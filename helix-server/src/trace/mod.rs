@@ -143,8 +143,8 @@ impl Tracer {
     }
 
     /// Ends the trace of a batch that is acknowledged, or whose append failed.
-    pub fn finish(&self, active: Box<ActiveTrace>, batch: TracedBatch) {
-        let ActiveTrace { ids, started_us, stamps } = *active;
+    pub fn finish(&self, active: ActiveTrace, batch: TracedBatch) {
+        let ActiveTrace { ids, started_us, stamps } = active;
         let applied = stamps.applied();
         let expected =
             batch.offsets.zip(applied).map(|((first, next), applied)| ExpectedDelivery {
@@ -236,7 +236,7 @@ impl TraceGuard {
     /// As [`Tracer::finish`].
     pub fn finish(mut self, batch: TracedBatch) {
         if let Some(active) = self.active.take() {
-            self.tracer.finish(active, batch);
+            self.tracer.finish(*active, batch);
         }
     }
 }

@@ -437,7 +437,7 @@ async fn lists_of_many_topics_and_groups_have_small_pages() {
         "/console/slow",
         "/console/access",
     ] {
-        let began = std::time::Instant::now();
+        let began = tokio::time::Instant::now();
         let page = browser.get(path).await;
         let took = began.elapsed();
         // For people: a bound would depend on how busy the machine is.

@@ -99,6 +99,8 @@ impl Collector {
     }
 }
 
+/// Spans have the time of the system's clock.
+#[allow(clippy::disallowed_methods)]
 fn now_ns() -> u64 {
     u64::try_from(SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_nanos()).unwrap()
 }
