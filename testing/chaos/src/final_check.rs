@@ -64,29 +64,32 @@ async fn read_all(
 ) -> anyhow::Result<(Vec<HistoryEvent>, Vec<u64>)> {
     let mut history = Vec::new();
     let mut ends = BTreeMap::new();
-    let client = context.client()?;
-    let mut shards = BTreeMap::new();
-    for (partition, target) in context.all_partitions() {
-        shards.insert(partition, client.route(target.topic, target.partition).await?.shard_id);
-    }
     for node_client in cluster.node_clients() {
         let (reader, replica) = (context.id(), node_client.node_id);
+        let metadata = node_client.metadata().await?;
+        let shards: BTreeMap<_, _> =
+            metadata.topics.into_iter().map(|route| (route.topic, route.shard_ids)).collect();
         let placed = cluster.shards_on(replica).await?;
         for (partition, target) in context.all_partitions() {
-            if shards.get(&partition).is_none_or(|shard| !placed.contains(shard)) {
+            let shard = shards.get(target.topic).and_then(|it| it.get(target.partition as usize));
+            let shard = shard.with_context(|| {
+                format!("node {replica} does not know partition {partition} of {}", target.topic)
+            })?;
+            if !placed.contains(shard) {
                 continue;
             }
             history.push(HistoryEvent::FinalOpened { reader, partition, round, replica });
             let what = FinalRead { node_client: &node_client, context, reader, partition, target };
-            let TopicPartition { topic, partition, .. } = target;
+            let TopicPartition { topic, partition: number, .. } = target;
             let end = what.to_end(&mut history).await.with_context(|| {
-                format!("read partition {partition} of {topic} of node {replica}")
+                format!("read partition {number} of {topic} of node {replica}")
             })?;
             ends.insert(partition, end);
         }
     }
-    let unread = shards.keys().find(|partition| !ends.contains_key(partition));
-    ensure!(unread.is_none(), "VIOLATION: no node has a replica of partition {unread:?}");
+    let mut all = context.all_partitions();
+    let unread = all.find(|(partition, _)| !ends.contains_key(partition));
+    ensure!(unread.is_none(), "VIOLATION: no node has a replica of {unread:?}");
     Ok((history, ends.into_values().collect()))
 }
 
