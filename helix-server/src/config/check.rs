@@ -424,7 +424,7 @@ mod tests {
         assert_eq!((three.node_count(), three.shard_count()), (3, 1));
         with(vec![peer(2), peer(3)]).validate().unwrap();
         with(vec![peer(2)]).validate().unwrap();
-        assert!(with((2..=7).map(peer).collect()).validate().is_err(), "too many");
+        assert!(with((2..=34).map(peer).collect()).validate().is_err(), "too many");
         assert!(with(vec![peer(2), peer(2)]).validate().is_err(), "twice");
         assert!(with(vec![peer(0), peer(2)]).validate().is_err(), "invalid id");
     }

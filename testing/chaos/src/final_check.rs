@@ -81,9 +81,10 @@ async fn read_all(
             history.push(HistoryEvent::FinalOpened { reader, partition, round, replica });
             let what = FinalRead { node_client: &node_client, context, reader, partition, target };
             let TopicPartition { topic, partition: number, .. } = target;
-            let end = what.to_end(&mut history).await.with_context(|| {
-                format!("read partition {number} of {topic} of node {replica}")
-            })?;
+            let end = what
+                .to_end(&mut history)
+                .await
+                .with_context(|| format!("read partition {number} of {topic} of node {replica}"))?;
             ends.insert(partition, end);
         }
     }
