@@ -1,11 +1,12 @@
 //! Flow control: limits the bytes of batches in flight in one shard.
 //!
-//! Small batches do not queue behind large ones. While small ones arrive, large ones are limited
-//! to what keeps the log busy. The module knows only the sizes of batches.
+//! Small batches do not queue behind large ones, nor a principal's batches behind all those of
+//! another one. While small ones arrive, large ones are limited to what keeps the log busy. The
+//! module knows only the sizes of batches and their principals.
 
 mod pacer;
+mod shares;
 
-use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -15,6 +16,8 @@ use tokio::time::Instant;
 use crate::limits;
 use crate::sync;
 use pacer::Pacer;
+pub use shares::FlowShare;
+use shares::{FairQueue, ShareWindow};
 
 /// Limits the bytes in flight of one shard.
 #[derive(Debug)]
@@ -30,6 +33,7 @@ pub struct FlowPermit {
     flow: Option<Arc<FlowControl>>,
     bytes: usize,
     size: SizeClass,
+    share: FlowShare,
     since: Instant,
     is_synced: AtomicBool,
 }
@@ -52,13 +56,13 @@ struct FlowState {
     small: Lane,
     large: Lane,
     pacer: Pacer,
+    shares: ShareWindow,
 }
 
 #[derive(Debug, Default)]
 struct Lane {
     in_flight: usize,
-    /// In the order of arrival.
-    waiting: VecDeque<Waiter>,
+    waiting: FairQueue,
 }
 
 #[derive(Debug)]
@@ -71,29 +75,40 @@ impl FlowControl {
     /// Creates a limit of `bytes_max` bytes; `pace` is [`crate::config::ServerConfig::pace`].
     pub fn new(bytes_max: usize, pace: u32) -> Arc<Self> {
         let reserve = bytes_max / limits::SMALL_BATCHES_RESERVE_PART;
-        let pacer = Pacer::new(bytes_max - reserve, pace, Instant::now());
-        let state = FlowState { small: Lane::default(), large: Lane::default(), pacer };
+        let now = Instant::now();
+        let pacer = Pacer::new(bytes_max - reserve, pace, now);
+        let shares = ShareWindow::new(now);
+        let state = FlowState { small: Lane::default(), large: Lane::default(), pacer, shares };
         Arc::new(Self { state: Mutex::new(state), bytes_max })
     }
 
-    /// Acquires a permit for `bytes`, counted as at most half the limit so that every batch fits.
-    pub fn acquire(self: &Arc<Self>, bytes: usize) -> Acquired {
+    /// Acquires a permit for `bytes` of a principal. They count as at most half the limit, so that
+    /// every batch fits.
+    pub fn acquire(self: &Arc<Self>, share: FlowShare, bytes: usize) -> Acquired {
         let size =
             if bytes <= limits::SMALL_BATCH_BYTES { SizeClass::Small } else { SizeClass::Large };
         let bytes = bytes.clamp(1, self.bytes_max / 2);
         let now = Instant::now();
         let mut state = self.lock();
+        state.shares.on_arrival(share, now);
         if size == SizeClass::Small {
             state.pacer.on_small(now);
         }
-        if state.lane(size).waiting.is_empty()
-            && state.has_capacity(self.bytes_max, size, bytes, now)
-        {
-            state.lane(size).in_flight += bytes;
-            return Acquired::Now(self.permit(bytes, size, now));
+        let goes_first = match state.lane(size).waiting.is_empty() {
+            true => true,
+            // The others wait for their share of the log, which this one has not used.
+            false => {
+                size == SizeClass::Small
+                    && !state.small.waiting.has(share)
+                    && state.shares.is_below_floor(share)
+            }
+        };
+        if goes_first && state.has_capacity(self.bytes_max, size, share, bytes, now) {
+            state.count(size, share, bytes);
+            return Acquired::Now(self.permit(bytes, size, share, now));
         }
         let (grant, granted) = oneshot::channel();
-        state.lane(size).waiting.push_back(Waiter { bytes, grant });
+        state.lane(size).waiting.push(share, Waiter { bytes, grant });
         Acquired::Later(granted)
     }
 
@@ -108,38 +123,65 @@ impl FlowControl {
         self.lock().pacer.window(Instant::now())
     }
 
-    fn permit(self: &Arc<Self>, bytes: usize, size: SizeClass, since: Instant) -> FlowPermit {
-        FlowPermit {
-            flow: Some(self.clone()),
-            bytes,
-            size,
-            since,
-            is_synced: AtomicBool::new(false),
-        }
+    fn permit(
+        self: &Arc<Self>,
+        bytes: usize,
+        size: SizeClass,
+        share: FlowShare,
+        since: Instant,
+    ) -> FlowPermit {
+        let is_synced = AtomicBool::new(false);
+        FlowPermit { flow: Some(self.clone()), bytes, size, share, since, is_synced }
     }
 
     fn release(self: &Arc<Self>, permit: &FlowPermit) {
         let now = Instant::now();
         let mut state = self.lock();
+        let FlowPermit { bytes, size, share, since, .. } = *permit;
         if permit.is_synced.load(Ordering::Relaxed) {
-            state.pacer.on_done(now, permit.since, permit.bytes);
+            state.pacer.on_done(now, since, bytes);
+            if size == SizeClass::Small {
+                state.shares.on_done(now, since);
+            }
         }
-        state.lane(permit.size).in_flight -= permit.bytes;
+        state.lane(size).in_flight -= bytes;
+        if size == SizeClass::Small {
+            state.shares.remove(share, now);
+        }
         let large = state.large.in_flight;
         state.pacer.on_large_in_flight(now, large);
         // Large batches get what small ones leave, which is at least half.
         for size in [SizeClass::Small, SizeClass::Large] {
-            while let Some(bytes) = state.lane(size).waiting.front().map(|it| it.bytes)
-                && state.has_capacity(self.bytes_max, size, bytes, now)
-                && let Some(Waiter { bytes, grant }) = state.lane(size).waiting.pop_front()
+            while let Some((share, bytes)) = state.lane(size).waiting.next()
+                && state.has_capacity(self.bytes_max, size, share, bytes, now)
             {
-                match grant.send(self.permit(bytes, size, now)) {
-                    Ok(()) => state.lane(size).in_flight += bytes,
-                    // The waiter is gone. Its permit is not counted yet, and its drop must not
-                    // take the lock, which is held here.
-                    Err(mut permit) => permit.flow = None,
-                }
+                self.grant(&mut state, size, share, now);
             }
+        }
+        // The share whose turn it is may have its part, but not the one that released this permit.
+        while size == SizeClass::Small
+            && state.shares.is_below_floor(share)
+            && let Some(bytes) = state.small.waiting.next_of(share)
+            && state.has_capacity(self.bytes_max, size, share, bytes, now)
+        {
+            self.grant(&mut state, size, share, now);
+        }
+    }
+
+    /// Grants the oldest waiting batch of a share its permit.
+    fn grant(
+        self: &Arc<Self>,
+        state: &mut FlowState,
+        size: SizeClass,
+        share: FlowShare,
+        now: Instant,
+    ) {
+        let Some(Waiter { bytes, grant }) = state.lane(size).waiting.pop(share) else { return };
+        match grant.send(self.permit(bytes, size, share, now)) {
+            Ok(()) => state.count(size, share, bytes),
+            // The waiter is gone. Its permit is not counted yet, and its drop must not take the
+            // lock, which is held here.
+            Err(mut permit) => permit.flow = None,
         }
     }
 
@@ -156,15 +198,27 @@ impl FlowState {
         }
     }
 
+    /// Counts a batch as in flight.
+    fn count(&mut self, size: SizeClass, share: FlowShare, bytes: usize) {
+        self.lane(size).in_flight += bytes;
+        if size == SizeClass::Small {
+            self.shares.add(share);
+        }
+    }
+
     fn has_capacity(
         &mut self,
         bytes_max: usize,
         size: SizeClass,
+        share: FlowShare,
         bytes: usize,
         now: Instant,
     ) -> bool {
         let fits = match size {
-            SizeClass::Small => self.small.in_flight + bytes <= bytes_max / 2,
+            SizeClass::Small => {
+                self.small.in_flight + bytes <= bytes_max / 2
+                    && self.shares.has_capacity(share, now)
+            }
             // A single large batch is always let through, since it may exceed the window.
             SizeClass::Large if self.large.in_flight == 0 => true,
             SizeClass::Large => self.large.in_flight + bytes <= self.pacer.window(now),

@@ -101,6 +101,16 @@ pub const PACE_PROBE_MAX: Duration = Duration::from_secs(1);
 pub const PACE_RATE_SPAN_MIN: Duration = Duration::from_millis(20);
 pub const PACE_RATE_SPAN_MAX: Duration = Duration::from_millis(500);
 
+/// Time after a batch of another principal during which the small batches in flight are limited to
+/// [`PACE`] times what keeps the log busy, and at least to `SHARED_BATCHES_MIN`; the number of
+/// small batches that a principal may have in flight in any case.
+pub const SHARED_AFTER_COMPETITION: Duration = Duration::from_secs(10);
+pub const SHARED_BATCHES_MIN: usize = 32;
+pub const SHARE_BATCHES_MIN: usize = 4;
+
+/// Bytes that a principal's waiting batches get in one turn.
+pub const SHARE_TURN_BYTES: usize = 256 << 10;
+
 /// Time that a unary append waits for its share of the bytes in flight before it is THROTTLED.
 pub const PERMIT_WAIT_MAX: Duration = Duration::from_secs(2);
 

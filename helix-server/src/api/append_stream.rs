@@ -35,7 +35,7 @@ use crate::error::{Error, Result};
 use crate::limits::{COMMIT_WAIT_MAX, STREAM_BATCHES_IN_FLIGHT_MAX, STREAM_BYTES_IN_FLIGHT_MAX};
 use crate::log::{DEDUP_WINDOW_BATCHES, FencingToken, ProducerStamp, Refusal};
 use crate::node::{LocatedPartition, Node};
-use crate::shard::{Durability, NewBatch, PendingAck, Shard};
+use crate::shard::{Durability, FlowShare, NewBatch, PendingAck, Shard};
 use crate::trace::TraceContext;
 use crate::transport::CallMemory;
 
@@ -379,7 +379,7 @@ impl AppendSession {
         let watch = BatchWatch::begin(&self.node, context, false, size.since, &mut batch);
         let shard = self.located.shard.clone();
         let (call, draining) = (self.call.clone(), self.draining.clone());
-        let proposal = propose(shard, call, batch, self.durability, draining);
+        let proposal = propose(shard, call, self.signer.share(), batch, self.durability, draining);
         Intake::Proposing { proposal: Box::pin(proposal), size, watch }
     }
 
@@ -512,12 +512,13 @@ impl SequenceSource {
 async fn propose(
     shard: Arc<Shard>,
     call: Option<Arc<CallMemory>>,
+    share: FlowShare,
     batch: NewBatch,
     durability: Durability,
     draining: CancellationToken,
 ) -> Result<PendingAck> {
     let permit = loop {
-        match shard.permit(batch.payload.len()).await {
+        match shard.permit(share, batch.payload.len()).await {
             Err(Error::Throttled { .. }) if !draining.is_cancelled() => {}
             outcome => break outcome,
         }

@@ -3,11 +3,13 @@
 use crate::log::{BatchChecksum, ProducerOwner, ProducerStamp};
 use crate::node::{AuthMode, Node};
 use crate::protocol;
+use crate::shard::FlowShare;
 use crate::transport::CallMemory;
 
-/// Owner of the identities that a caller uses.
+/// Caller of an append, and owner of the identities that it uses.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct BatchSigner {
+    caller: ProducerOwner,
     owner: ProducerOwner,
     /// False while a member of the cluster may not know owners and checksums.
     is_active: bool,
@@ -21,16 +23,20 @@ impl BatchSigner {
             AuthMode::Off => None,
             AuthMode::Optional | AuthMode::Required => call.and_then(CallMemory::access),
         };
-        let owner = match access.and_then(|access| access.caller()) {
-            Some(caller) if is_active => caller.owner(),
-            Some(_) | None => ProducerOwner::ANONYMOUS,
-        };
-        Self { owner, is_active }
+        let caller = access.and_then(|access| access.caller());
+        let caller = caller.map_or(ProducerOwner::ANONYMOUS, |caller| caller.owner());
+        let owner = if is_active { caller } else { ProducerOwner::ANONYMOUS };
+        Self { caller, owner, is_active }
     }
 
     /// Returns the owner of identities that the caller gets.
     pub(super) fn owner(self) -> ProducerOwner {
         self.owner
+    }
+
+    /// Returns the caller's share of the log.
+    pub(super) fn share(self) -> FlowShare {
+        FlowShare::new(*self.caller.as_bytes())
     }
 
     /// Returns the signer for the service's own identity of an append stream.

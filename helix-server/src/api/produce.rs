@@ -73,7 +73,7 @@ impl ProduceHandler {
         let is_asked = request.report_stages;
         let mut watch = BatchWatch::begin(&self.node, context, is_asked, since, &mut batch);
         let bytes = batch.payload.len();
-        let permit = located.shard.permit(bytes).await.inspect_err(|error| {
+        let permit = located.shard.permit(signer.share(), bytes).await.inspect_err(|error| {
             if matches!(error, Error::Throttled { .. }) {
                 self.load.events().appends_throttled.add();
             }

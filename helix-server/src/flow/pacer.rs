@@ -124,7 +124,7 @@ fn is_recent(small_seen: Option<Instant>, now: Instant) -> bool {
 
 /// The highest rate, in bytes per second, of the current and the previous span.
 #[derive(Debug)]
-struct Rate {
+pub(super) struct Rate {
     span: Instant,
     highest: f64,
     before: f64,
@@ -134,11 +134,11 @@ struct Rate {
 }
 
 impl Rate {
-    fn new(now: Instant) -> Self {
+    pub(super) fn new(now: Instant) -> Self {
         Self { span: now, highest: 0.0, before: 0.0, since: now, bytes: 0 }
     }
 
-    fn add(&mut self, now: Instant, bytes: usize, base: Duration) {
+    pub(super) fn add(&mut self, now: Instant, bytes: usize, base: Duration) {
         self.rotate(now, base);
         self.bytes += bytes;
         let elapsed = now.saturating_duration_since(self.since);
@@ -149,7 +149,7 @@ impl Rate {
         }
     }
 
-    fn highest(&mut self, now: Instant, base: Duration) -> f64 {
+    pub(super) fn highest(&mut self, now: Instant, base: Duration) -> f64 {
         self.rotate(now, base);
         self.highest.max(self.before)
     }

@@ -13,6 +13,9 @@ const SMALL: usize = 1024;
 const LARGE: usize = 100 << 10;
 const MAX: usize = 16 << 20;
 
+const ALICE: FlowShare = FlowShare::new([1; 16]);
+const BOB: FlowShare = FlowShare::new([2; 16]);
+
 fn now(taken: Acquired) -> FlowPermit {
     match taken {
         Acquired::Now(permit) => permit,
@@ -27,8 +30,8 @@ fn later(taken: Acquired) -> oneshot::Receiver<FlowPermit> {
     }
 }
 
-async fn permit(flow: &Arc<FlowControl>, bytes: usize) -> FlowPermit {
-    match flow.acquire(bytes) {
+async fn permit(flow: &Arc<FlowControl>, share: FlowShare, bytes: usize) -> FlowPermit {
+    match flow.acquire(share, bytes) {
         Acquired::Now(permit) => permit,
         Acquired::Later(wait) => wait.await.unwrap(),
     }
@@ -37,9 +40,9 @@ async fn permit(flow: &Arc<FlowControl>, bytes: usize) -> FlowPermit {
 #[tokio::test(start_paused = true)]
 async fn small_batch_overtakes_waiting_large_ones() {
     let flow = FlowControl::new(MAX, limits::PACE);
-    let large: Vec<_> = (0..153).map(|_| now(flow.acquire(LARGE))).collect();
-    let mut next = later(flow.acquire(LARGE));
-    let small = now(flow.acquire(SMALL));
+    let large: Vec<_> = (0..153).map(|_| now(flow.acquire(ALICE, LARGE))).collect();
+    let mut next = later(flow.acquire(ALICE, LARGE));
+    let small = now(flow.acquire(ALICE, SMALL));
     assert_eq!(flow.bytes(), (153 * LARGE + SMALL, MAX));
     drop(small);
     assert!(next.try_recv().is_err(), "its bytes stay reserved for small batches");
@@ -52,9 +55,10 @@ async fn small_batch_overtakes_waiting_large_ones() {
 async fn small_batches_use_at_most_half_the_limit() {
     let flow = FlowControl::new(MAX, limits::PACE);
     let count = MAX / 2 / limits::SMALL_BATCH_BYTES;
-    let small: Vec<_> = (0..count).map(|_| now(flow.acquire(limits::SMALL_BATCH_BYTES))).collect();
-    let mut wait = later(flow.acquire(SMALL));
-    let large = now(flow.acquire(MAX));
+    let small: Vec<_> =
+        (0..count).map(|_| now(flow.acquire(ALICE, limits::SMALL_BATCH_BYTES))).collect();
+    let mut wait = later(flow.acquire(ALICE, SMALL));
+    let large = now(flow.acquire(ALICE, MAX));
     assert_eq!(flow.bytes(), (MAX, MAX), "a batch counts at most half the limit");
     assert!(wait.try_recv().is_err());
     drop(small);
@@ -65,9 +69,9 @@ async fn small_batches_use_at_most_half_the_limit() {
 #[tokio::test(start_paused = true)]
 async fn large_batches_get_permits_in_order_of_arrival() {
     let flow = FlowControl::new(MAX, limits::PACE);
-    let first = now(flow.acquire(MAX / 2));
-    let second = now(flow.acquire(MAX / 4));
-    let mut waits: Vec<_> = (0..4).map(|_| later(flow.acquire(MAX / 4))).collect();
+    let first = now(flow.acquire(ALICE, MAX / 2));
+    let second = now(flow.acquire(ALICE, MAX / 4));
+    let mut waits: Vec<_> = (0..4).map(|_| later(flow.acquire(ALICE, MAX / 4))).collect();
     drop(waits.remove(0));
     drop(first);
     let shares: Vec<_> = waits.iter_mut().map(|wait| wait.try_recv().ok()).collect();
@@ -118,8 +122,9 @@ struct LoadResult {
     p99: Duration,
 }
 
-/// Runs many clients with large batches, and one with small ones if `with_small`.
-async fn load(log: SimulatedLog, with_small: bool, pace: u32) -> LoadResult {
+/// Runs many clients of one principal with batches of `bulk` bytes, and one client with small
+/// batches that belong to `probe`.
+async fn load(log: SimulatedLog, bulk: usize, probe: Option<FlowShare>, pace: u32) -> LoadResult {
     const LASTS: Duration = Duration::from_secs(11);
     const WARM_UP: Duration = Duration::from_secs(1);
     let flow = FlowControl::new(MAX, pace);
@@ -128,16 +133,17 @@ async fn load(log: SimulatedLog, with_small: bool, pace: u32) -> LoadResult {
     tasks.spawn(log.run(batches));
     let begun = Instant::now();
     let done = Arc::new(Mutex::new(0_usize));
-    for _ in 0..400 {
+    let clients = if bulk == SMALL { 1600 } else { 400 };
+    for _ in 0..clients {
         let (flow, sender, done) = (flow.clone(), sender.clone(), done.clone());
         tasks.spawn(async move {
             loop {
-                let permit = permit(&flow, LARGE).await;
+                let permit = permit(&flow, ALICE, bulk).await;
                 let (answer, answered) = oneshot::channel();
-                sender.send((LARGE, permit, answer)).unwrap();
+                sender.send((bulk, permit, answer)).unwrap();
                 answered.await.unwrap();
                 if begun.elapsed() > WARM_UP {
-                    *done.lock().unwrap() += LARGE;
+                    *done.lock().unwrap() += bulk;
                 }
             }
         });
@@ -145,11 +151,9 @@ async fn load(log: SimulatedLog, with_small: bool, pace: u32) -> LoadResult {
     let mut times = Vec::new();
     while begun.elapsed() < LASTS {
         sleep(Duration::from_millis(3)).await;
-        if !with_small {
-            continue;
-        }
+        let Some(probe) = probe else { continue };
         let before = Instant::now();
-        let permit = permit(&flow, SMALL).await;
+        let permit = permit(&flow, probe, SMALL).await;
         let (answer, answered) = oneshot::channel();
         sender.send((SMALL, permit, answer)).unwrap();
         answered.await.unwrap();
@@ -176,11 +180,11 @@ async fn pacing_bounds_small_batch_latency_and_keeps_throughput() {
     let logs = [log(5, 200, 0), log(30, 50, 0), log(5, 200, 40), log(5, 200, 200)];
     for log in logs {
         let alone = log.sync + log.round_trip;
-        let without = load(log, false, 2).await;
-        let unpaced = load(log, true, 0).await;
+        let without = load(log, LARGE, None, 2).await;
+        let unpaced = load(log, LARGE, Some(ALICE), 0).await;
         let mut before = unpaced.p50;
         for pace in [4, 2] {
-            let paced = load(log, true, pace).await;
+            let paced = load(log, LARGE, Some(ALICE), pace).await;
             let part = paced.bytes_per_sec / without.bytes_per_sec;
             println!(
                 "{log:?}, {pace}: {part:.2} of the rate, small {:?} {:?}",
@@ -199,18 +203,82 @@ async fn pacing_bounds_small_batch_latency_and_keeps_throughput() {
     }
 }
 
+/// A principal with hundreds of small batches delays another one's by a few groups of the log, and
+/// keeps its throughput.
+#[tokio::test(start_paused = true)]
+async fn small_batches_of_principals_share_the_log() {
+    for (sync, round_trip) in [(2, 0), (10, 0), (2, 20)] {
+        let log = SimulatedLog {
+            sync: Duration::from_millis(sync),
+            bytes_per_sec: 1e9,
+            round_trip: Duration::from_millis(round_trip),
+        };
+        let alone = log.sync + log.round_trip;
+        let without = load(log, SMALL, None, limits::PACE).await;
+        let behind = load(log, SMALL, Some(ALICE), limits::PACE).await;
+        let beside = load(log, SMALL, Some(BOB), limits::PACE).await;
+        let part = beside.bytes_per_sec / without.bytes_per_sec;
+        println!("{log:?}: {part:.2} of the rate, {:?}, one queue {:?}", beside.p99, behind.p99);
+        assert!(beside.p99 <= alone * 8, "{log:?}: {:?}", beside.p99);
+        assert!(part > 0.7, "{log:?}: {part}");
+        assert!(behind.p99 > beside.p99 * 3 / 2, "{log:?}: one queue must be slower");
+    }
+}
+
+/// Waiting batches of principals take turns, also if one of them has waited longer.
+#[tokio::test(start_paused = true)]
+async fn waiting_batches_take_turns() {
+    let flow = FlowControl::new(MAX, limits::PACE);
+    let all = [MAX / 2, MAX / 4].map(|bytes| now(flow.acquire(ALICE, bytes)));
+    let (order, mut granted) = mpsc::unbounded_channel();
+    let mut tasks = JoinSet::new();
+    for share in [[ALICE; 20], [BOB; 20]].concat() {
+        let (order, wait) = (order.clone(), later(flow.acquire(share, MAX / 4)));
+        tasks.spawn(async move {
+            let permit = wait.await.unwrap();
+            order.send(share).unwrap();
+            drop(permit);
+        });
+    }
+    drop(all);
+    while tasks.join_next().await.is_some() {}
+    let mut first = Vec::new();
+    granted.recv_many(&mut first, 10).await;
+    let of_bob = first.iter().filter(|share| **share == BOB).count();
+    assert!((4..=6).contains(&of_bob), "{first:?}");
+}
+
+/// A share that has few batches in flight does not wait for the turns of the others.
+#[tokio::test(start_paused = true)]
+async fn principal_with_few_batches_does_not_wait() {
+    let flow = FlowControl::new(MAX, limits::PACE);
+    drop(now(flow.acquire(BOB, SMALL)));
+    let alices: Vec<_> = (0..200).map(|_| flow.acquire(ALICE, SMALL)).collect();
+    let waiting = |it: &&Acquired| matches!(it, Acquired::Later(_));
+    assert_eq!(alices.iter().filter(waiting).count(), 200 - limits::SHARED_BATCHES_MIN);
+    let bobs: Vec<_> =
+        (0..limits::SHARE_BATCHES_MIN).map(|_| now(flow.acquire(BOB, SMALL))).collect();
+    let next = later(flow.acquire(BOB, SMALL));
+    drop(bobs);
+    next.await.unwrap();
+    sleep(limits::SHARED_AFTER_COMPETITION).await;
+    assert_eq!(flow.bytes().0, SMALL * limits::SHARED_BATCHES_MIN);
+    drop(alices);
+    assert_eq!(flow.bytes(), (0, MAX));
+}
+
 #[tokio::test(start_paused = true)]
 async fn pacing_ends_some_time_after_the_last_small_batch() {
     let flow = FlowControl::new(MAX, limits::PACE);
     let most = flow.large_bytes_max();
     assert_eq!(most, MAX - MAX / 16);
-    drop(now(flow.acquire(SMALL)));
+    drop(now(flow.acquire(ALICE, SMALL)));
     assert_eq!(flow.large_bytes_max(), 0, "the probe allows one large batch at a time");
     sleep(limits::PACE_PROBE_MAX).await;
     assert_eq!(flow.large_bytes_max(), most, "the probe measured nothing");
     sleep(limits::PACE_PROBE_INTERVAL).await;
     for _ in 0..=limits::PACE_PROBE_BATCHES {
-        let permit = now(flow.acquire(SMALL));
+        let permit = now(flow.acquire(ALICE, SMALL));
         sleep(Duration::from_millis(1)).await;
         permit.mark_synced();
     }
@@ -224,14 +292,14 @@ async fn pacing_ends_some_time_after_the_last_small_batch() {
 async fn ignores_measurements_made_without_pacing() {
     let flow = FlowControl::new(MAX, limits::PACE);
     // A probe starts, and no more small batches arrive.
-    drop(now(flow.acquire(SMALL)));
+    drop(now(flow.acquire(ALICE, SMALL)));
     sleep(limits::PACED_AFTER_SMALL).await;
     for _ in 0..=limits::PACE_PROBE_BATCHES {
-        let queue: Vec<_> = (0..100).map(|_| now(flow.acquire(LARGE))).collect();
+        let queue: Vec<_> = (0..100).map(|_| now(flow.acquire(ALICE, LARGE))).collect();
         sleep(Duration::from_millis(100)).await;
         queue.iter().for_each(FlowPermit::mark_synced);
     }
-    drop(now(flow.acquire(SMALL)));
+    drop(now(flow.acquire(ALICE, SMALL)));
     assert_eq!(flow.large_bytes_max(), 0, "a new probe starts");
 }
 
@@ -239,9 +307,9 @@ async fn ignores_measurements_made_without_pacing() {
 #[tokio::test(start_paused = true)]
 async fn batch_larger_than_window_gets_a_permit() {
     let flow = FlowControl::new(MAX, limits::PACE);
-    drop(now(flow.acquire(SMALL)));
-    let first = now(flow.acquire(4 << 20));
-    let second = later(flow.acquire(4 << 20));
+    drop(now(flow.acquire(ALICE, SMALL)));
+    let first = now(flow.acquire(ALICE, 4 << 20));
+    let second = later(flow.acquire(ALICE, 4 << 20));
     drop(first);
     timeout(Duration::from_secs(1), second).await.unwrap().unwrap();
 }

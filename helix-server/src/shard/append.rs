@@ -14,7 +14,7 @@ use tokio_util::sync::WaitForCancellationFutureOwned;
 use super::Shard;
 use super::sequence_tracker::NextBatch;
 use crate::error::{Error, Result};
-use crate::flow::{Acquired, FlowPermit};
+use crate::flow::{Acquired, FlowPermit, FlowShare};
 use crate::limits;
 use crate::log::{
     BatchHead, Condition, Head, PartitionId, ProducerStamp, Refusal, Verdict, Watermarks,
@@ -84,13 +84,13 @@ pub struct BatchAck {
 }
 
 impl Shard {
-    /// Acquires the permit for a batch of `bytes`, within a bounded wait.
+    /// Acquires the permit for a batch of `bytes` of a principal, within a bounded wait.
     ///
     /// # Errors
     /// [`Error::NotLeader`] and [`Error::NoLeader`] where this replica cannot append,
     /// [`Error::Throttled`] after the wait, [`Error::DiskFull`], [`Error::Exhausted`],
     /// [`Error::Draining`].
-    pub async fn permit(&self, bytes: usize) -> Result<AppendPermit> {
+    pub async fn permit(&self, share: FlowShare, bytes: usize) -> Result<AppendPermit> {
         match self.check_writable() {
             // The leader may have disk space.
             Ok(()) | Err(Error::DiskFull { .. } | Error::Exhausted { .. })
@@ -101,7 +101,7 @@ impl Shard {
             checked => checked?,
         }
         let leadership_token = self.leadership_token();
-        let wait = match self.flow.acquire(bytes) {
+        let wait = match self.flow.acquire(share, bytes) {
             Acquired::Now(permit) => return Ok(AppendPermit(permit)),
             Acquired::Later(wait) => wait,
         };

@@ -14,6 +14,7 @@ use super::Shard;
 use super::gateway_groups::GatewayGroups;
 use super::group_sessions::{GroupSessions, HeartbeatDetails};
 use crate::error::{Error, Result};
+use crate::flow::FlowShare;
 use crate::limits;
 use crate::log::{
     GroupChange, GroupCommand, GroupRefusal, GroupTable, MemberReport, MemberView, ReportStep,
@@ -121,7 +122,7 @@ impl Shard {
     /// As [`Self::permit`] and [`Self::command`], and [`GroupRefusal::BytesReached`].
     pub async fn change_group(&self, group: &str, change: GroupChange) -> Result<()> {
         // Held until the entry is applied, so that groups cannot take more memory than batches.
-        let _permit = self.permit(entry_bytes(&change)).await?;
+        let _permit = self.permit(FlowShare::INTERNAL, entry_bytes(&change)).await?;
         let is_ordered = self.machine.orders_commits();
         let command = GroupCommand { group: group.to_owned(), change, is_ordered };
         self.check_growth(&command)?;

@@ -42,6 +42,7 @@ use crate::raft::{
 };
 use crate::sync;
 
+pub use crate::flow::FlowShare;
 pub use append::{AppendPermit, BatchAck, Durability, NewBatch, PendingAck};
 pub use append_times::AheadPartitions;
 use cleaner::CleanerReport;

@@ -52,7 +52,11 @@ async fn append(nodes: &BTreeMap<u64, Arc<Node>>, sequence: u64) -> (u64, u64) {
         };
         let node = nodes.values().find(leads)?;
         let located = node.locate("default", 0).ok()?;
-        let permit = located.shard.permit(payload.len()).await.ok()?;
+        let permit = located
+            .shard
+            .permit(helix_server::shard::FlowShare::INTERNAL, payload.len())
+            .await
+            .ok()?;
         let batch = batch(node, 0, sequence, payload.clone());
         let ack = located.shard.append(batch, Durability::QuorumSynced, permit).await.ok()?;
         let (first, _) = ack.offsets?;

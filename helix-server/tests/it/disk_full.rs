@@ -25,7 +25,7 @@ use crate::trio::until;
 async fn append(node: &Node, sequence: u64) -> Result<u64, Refusal> {
     let payload = vec![b'.'; 40_000].into();
     let shard = node.locate("default", 0).unwrap().shard;
-    let permit = shard.permit(40_000).await?;
+    let permit = shard.permit(helix_server::shard::FlowShare::INTERNAL, 40_000).await?;
     let batch = simulation::batch(node, 0, sequence, payload);
     let ack = shard.append(batch, Durability::QuorumSynced, permit).await?;
     Ok(ack.offsets.unwrap().0)

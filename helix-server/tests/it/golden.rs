@@ -201,7 +201,11 @@ async fn append_of(node: &Node, sequence: u64, principal: &str) -> Result<BatchA
     };
     let located = node.locate("default", 0).unwrap();
     let new = new_batch(located.partition, made, Some(producer));
-    let permit = located.shard.permit(new.payload.len()).await.unwrap();
+    let permit = located
+        .shard
+        .permit(helix_server::shard::FlowShare::INTERNAL, new.payload.len())
+        .await
+        .unwrap();
     located.shard.append(new, Durability::QuorumSynced, permit).await
 }
 
@@ -536,7 +540,11 @@ async fn append_records(
 ) {
     let located = node.locate(topic, number).unwrap();
     let new = new_batch(located.partition, batch::encode(records), producer);
-    let permit = located.shard.permit(new.payload.len()).await.unwrap();
+    let permit = located
+        .shard
+        .permit(helix_server::shard::FlowShare::INTERNAL, new.payload.len())
+        .await
+        .unwrap();
     located.shard.append(new, Durability::QuorumSynced, permit).await.unwrap();
 }
 

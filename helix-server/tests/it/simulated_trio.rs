@@ -205,7 +205,11 @@ impl SimulatedTrio {
             let node = &self.nodes[&self.leader().await];
             let located = node.locate("default", 0).ok()?;
             let batch = one_record(located.partition, payload.clone());
-            let permit = located.shard.permit(payload.len()).await.ok()?;
+            let permit = located
+                .shard
+                .permit(helix_server::shard::FlowShare::INTERNAL, payload.len())
+                .await
+                .ok()?;
             located.shard.append(batch, Durability::QuorumSynced, permit).await.ok()
         })
         .await;

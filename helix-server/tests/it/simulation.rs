@@ -158,7 +158,10 @@ async fn lives(seed: u64) -> (Vec<String>, Vec<(u64, Vec<DiskOperation>)>) {
             let sequence = next[partition as usize];
             let payload = payload(u64::from(partition), sequence, &mut rng);
             let shard = node.locate("default", partition).unwrap().shard;
-            let permit = shard.permit(payload.len()).await.unwrap();
+            let permit = shard
+                .permit(helix_server::shard::FlowShare::INTERNAL, payload.len())
+                .await
+                .unwrap();
             let batch = batch(&node, partition, sequence, payload.clone());
             let ack = shard.append(batch, Durability::QuorumSynced, permit).await.unwrap();
             let (first, _) = ack.offsets.unwrap();
@@ -172,7 +175,10 @@ async fn lives(seed: u64) -> (Vec<String>, Vec<(u64, Vec<DiskOperation>)>) {
             let sequence = next[partition as usize];
             let payload = payload(u64::from(partition), sequence, &mut rng);
             let shard = node.locate("default", partition).unwrap().shard;
-            let permit = shard.permit(payload.len()).await.unwrap();
+            let permit = shard
+                .permit(helix_server::shard::FlowShare::INTERNAL, payload.len())
+                .await
+                .unwrap();
             let batch = batch(&node, partition, sequence, payload);
             drop(shard.propose(batch, Durability::QuorumSynced, permit).await.unwrap());
         }

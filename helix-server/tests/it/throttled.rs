@@ -15,9 +15,15 @@ use crate::support::{TestServer, append_request, reason, record, soon, values};
 /// Takes all permits: a large batch counts for half of the bytes, small ones take the other half.
 async fn all_permits(shard: &Shard) -> Vec<AppendPermit> {
     let (_, bytes_max) = shard.flow().bytes();
-    let mut permits = vec![shard.permit(bytes_max).await.unwrap()];
+    let mut permits =
+        vec![shard.permit(helix_server::shard::FlowShare::INTERNAL, bytes_max).await.unwrap()];
     for _ in 0..bytes_max / 2 / limits::SMALL_BATCH_BYTES {
-        permits.push(shard.permit(limits::SMALL_BATCH_BYTES).await.unwrap());
+        permits.push(
+            shard
+                .permit(helix_server::shard::FlowShare::INTERNAL, limits::SMALL_BATCH_BYTES)
+                .await
+                .unwrap(),
+        );
     }
     assert_eq!(shard.flow().bytes(), (bytes_max, bytes_max));
     permits

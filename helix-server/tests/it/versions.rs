@@ -76,7 +76,8 @@ impl MixedCluster {
             });
             let (node, shard) = located.into_iter().next()?;
             let batch = batch(node, 0, self.written, payload.clone());
-            let permit = shard.permit(payload.len()).await.ok()?;
+            let permit =
+                shard.permit(helix_server::shard::FlowShare::INTERNAL, payload.len()).await.ok()?;
             shard.append(batch, Durability::QuorumSynced, permit).await.ok()
         })
         .await;

@@ -670,7 +670,11 @@ async fn append_to(node: &Node) {
     for number in 0..150 {
         let payload = Bytes::from(vec![number + 1; 20_000]);
         let batch = one_record(located.partition, payload.clone());
-        let permit = located.shard.permit(payload.len()).await.unwrap();
+        let permit = located
+            .shard
+            .permit(helix_server::shard::FlowShare::INTERNAL, payload.len())
+            .await
+            .unwrap();
         located.shard.append(batch, Durability::QuorumSynced, permit).await.unwrap();
     }
 }
