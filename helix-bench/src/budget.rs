@@ -14,6 +14,7 @@ use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
 use crate::interrupt;
+use crate::series::RateSeries;
 
 /// Longest sleep of the pacing thread, so that it notices the end of the phase.
 const PACER_SLEEP_MAX: Duration = Duration::from_millis(10);
@@ -42,6 +43,7 @@ pub(crate) struct SendBudget {
     records_left: AtomicU64,
     records_dealt: AtomicU64,
     pace: Option<SendTimetable>,
+    series: Arc<RateSeries>,
 }
 
 /// Send schedule of an open loop.
@@ -92,7 +94,13 @@ impl SendBudget {
             records_left: AtomicU64::new(phase.records.unwrap_or(u64::MAX)),
             records_dealt: AtomicU64::new(0),
             pace,
+            series: Arc::new(RateSeries::new(start)),
         }
+    }
+
+    /// Returns the intervals of the phase.
+    pub(crate) fn series(&self) -> &Arc<RateSeries> {
+        &self.series
     }
 
     pub(crate) fn start(&self) -> Instant {

@@ -267,6 +267,10 @@ mod tests {
                 "mode": "wal", "storage": "disk", "group_size": 1 << 20, "mb_per_sec": 500.0,
                 "latency_us": { "p50": 1.0, "p99": 2.0, "max": 3.0 },
             }),
+            serde_json::json!({ "mode": "read", "intervals": [
+                { "at_seconds": 1.0, "records_per_sec": 4.0, "latency_us": run["latency_us"] },
+                { "at_seconds": 2.0, "records_per_sec": 6.0, "latency_us": null },
+            ] }),
             serde_json::json!({ "mode": "perf", "intervals": [
                 { "at_seconds": 5.0, "records_per_sec": 7.0, "latency_us": run["latency_us"] },
             ] }),
@@ -287,6 +291,9 @@ mod tests {
         assert_eq!(of("group-ratio"), Some(vec![(1.0, 0.5), (2.0, 1.5)]));
         assert_eq!(of("compaction-ratio"), Some(vec![(1.0, 1.25)]));
         assert_eq!(of("wal-throughput"), Some(vec![(1_048_576.0, 500.0)]));
+        assert_eq!(of("read-throughput-time"), Some(vec![(1.0, 4.0), (2.0, 6.0)]));
+        assert_eq!(of("read-latency-time"), Some(vec![(1.0, 0.001)]));
+        assert_eq!(of("read-throughput-clients"), None, "a single point is no line");
         assert_eq!(of("perf-throughput"), Some(vec![(5.0, 7.0)]));
         assert_eq!(of("omb-rates"), Some(vec![(1.0, 10.0), (2.0, 20.0)]));
         assert_eq!(of("omb-backlog"), Some(vec![(1.0, 0.0), (2.0, 3.0)]));

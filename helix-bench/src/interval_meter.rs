@@ -69,6 +69,7 @@ impl LongHistogram {
             p95: self.percentile_us(95.0),
             p99: self.percentile_us(99.0),
             p999: self.percentile_us(99.9),
+            p9999: self.percentile_us(99.99),
             max: self.max_us(),
             mean: self.mean_us(),
             min: us(self.0.min()),

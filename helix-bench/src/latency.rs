@@ -64,7 +64,7 @@ struct LatencyLane {
 
 impl LoadLane for LatencyLane {
     async fn run(mut self, budget: Arc<SendBudget>, _: RunPhase) -> (Self, LoadMeter) {
-        let mut meter = LoadMeter::new();
+        let mut meter = LoadMeter::with_series(budget.series());
         let mut failures_in_a_row = 0;
         while failures_in_a_row < FAILURES_IN_A_ROW_MAX
             && let Some(slot) = budget.take(1).await

@@ -46,6 +46,7 @@ mod report;
 mod runner;
 mod schema;
 mod sequencer;
+mod series;
 mod single;
 mod single_sends;
 mod stamp;

@@ -4,12 +4,15 @@
 //! failure.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use hdrhistogram::Histogram;
 use helix_proto::log::v1::Durability;
 use schemars::JsonSchema;
 use serde::Serialize;
+
+use crate::series::RateSeries;
 
 /// Highest recorded time in nanoseconds: two minutes, above every deadline.
 const LATENCY_NS_MAX: u64 = 120_000_000_000;
@@ -62,6 +65,7 @@ impl LatencyHistogram {
             p95: at(0.95),
             p99: at(0.99),
             p999: at(0.999),
+            p9999: at(0.9999),
             max: us(self.0.max()),
             mean: us(self.0.mean() as u64),
             min: us(self.0.min()),
@@ -88,6 +92,7 @@ pub(crate) struct Percentiles {
     pub(crate) p95: f64,
     pub(crate) p99: f64,
     pub(crate) p999: f64,
+    pub(crate) p9999: f64,
     pub(crate) max: f64,
     pub(crate) mean: f64,
     pub(crate) min: f64,
@@ -116,6 +121,8 @@ pub(crate) struct LoadMeter {
     pub(crate) gave_up: u64,
     pub(crate) gave_up_after: Option<Duration>,
     pub(crate) failures: Failures,
+    /// Intervals of the phase, if they are reported.
+    series: Option<Arc<RateSeries>>,
 }
 
 /// Failed requests.
@@ -142,12 +149,21 @@ impl LoadMeter {
             gave_up: 0,
             gave_up_after: None,
             failures: Failures::default(),
+            series: None,
         }
+    }
+
+    /// Returns a meter that also adds to the intervals of the phase.
+    pub(crate) fn with_series(series: &Arc<RateSeries>) -> Self {
+        Self { series: Some(series.clone()), ..Self::new() }
     }
 
     /// Notes a successful request.
     pub(crate) fn succeed(&mut self, latency: Duration, records: u64, bytes: u64) {
         self.latency.record(latency);
+        if let Some(series) = &self.series {
+            series.succeed(latency, records);
+        }
         self.count(records, bytes);
     }
 
@@ -176,6 +192,9 @@ impl LoadMeter {
     }
 
     pub(crate) fn fail_as(&mut self, kind: String, message: String) {
+        if let Some(series) = &self.series {
+            series.fail();
+        }
         self.failures.add(kind, 1, message);
     }
 

@@ -15,6 +15,7 @@ use crate::budget::SendBudget;
 use crate::load::BenchLoad;
 use crate::meter::LoadMeter;
 use crate::progress::{self, LiveLine};
+use crate::series::RateInterval;
 
 /// A lane stops after this many failures in a row.
 pub(crate) const FAILURES_IN_A_ROW_MAX: u32 = 10;
@@ -45,6 +46,7 @@ pub(crate) struct PhaseResult {
     /// See [`SendBudget::sends_missed`].
     pub(crate) sends_missed: u64,
     pub(crate) lanes: usize,
+    pub(crate) intervals: Vec<RateInterval>,
 }
 
 /// Runs one phase with all lanes.
@@ -92,6 +94,7 @@ pub(crate) async fn run<L: LoadLane>(
     drop(pacer);
     drop(line);
     let (started, sends_missed) = (budget.start(), budget.sends_missed());
-    let outcome = PhaseResult { meter, started, elapsed, sends_missed, lanes: count };
+    let intervals = budget.series().whole(elapsed);
+    let outcome = PhaseResult { meter, started, elapsed, sends_missed, lanes: count, intervals };
     Ok((back.into_iter().flatten().collect(), outcome))
 }

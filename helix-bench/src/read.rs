@@ -167,7 +167,7 @@ impl ReadLane {
 
 impl LoadLane for ReadLane {
     async fn run(mut self, budget: Arc<SendBudget>, part: RunPhase) -> (Self, LoadMeter) {
-        let mut meter = LoadMeter::new();
+        let mut meter = LoadMeter::with_series(budget.series());
         self.failures_in_a_row = 0;
         self.fetch_findings = FetchFindings::default();
         let is_once = part == RunPhase::Measured && self.is_bounded;

@@ -21,6 +21,7 @@ use crate::nodes::{CpuUsage, NodeUsage, nodes, rss_bytes};
 use crate::options::AckLevel;
 use crate::output::ModeResult;
 use crate::phase::{FAILURES_IN_A_ROW_MAX, PhaseResult};
+use crate::series::RateInterval;
 use crate::target::{BenchTarget, Observation};
 use crate::verify::Verification;
 
@@ -89,6 +90,8 @@ pub(crate) struct BenchReport {
     /// Nodes that answered after the run.
     pub(crate) nodes: Vec<NodeUsage>,
     pub(crate) verify: Option<Verification>,
+    /// Whole seconds of the measured phase; for `e2e`, of the acks.
+    pub(crate) intervals: Vec<RateInterval>,
     pub(crate) load: BenchLoad,
     pub(crate) notes: Vec<String>,
 }
@@ -110,7 +113,7 @@ impl BenchReport {
         warmup: &PhaseResult,
         outcome: &PhaseResult,
     ) -> Self {
-        let PhaseResult { meter, elapsed, sends_missed, lanes, .. } = outcome;
+        let PhaseResult { meter, elapsed, sends_missed, lanes, intervals, .. } = outcome;
         let seconds = elapsed.as_secs_f64().max(1e-9);
         let nodes = nodes(before, after);
         let storages: Vec<_> = nodes.iter().map(|node| node.storage.clone()).collect();
@@ -160,6 +163,7 @@ impl BenchReport {
             server_rss_bytes: rss_bytes(&nodes),
             nodes,
             verify: None,
+            intervals: intervals.clone(),
             load: load.clone(),
             notes: Vec::new(),
         };

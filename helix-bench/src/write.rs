@@ -254,7 +254,7 @@ pub(crate) fn stamped(stamper: &Stamper, first: u64, records: u32, sent_ns: u64)
 
 impl LoadLane for WriteLane {
     async fn run(mut self, budget: Arc<SendBudget>, _: RunPhase) -> (Self, LoadMeter) {
-        let mut meter = LoadMeter::new();
+        let mut meter = LoadMeter::with_series(budget.series());
         self.failures_in_a_row = 0;
         match &mut self.path {
             AppendPath::Unary(producer) => {

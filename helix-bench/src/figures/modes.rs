@@ -261,7 +261,7 @@ pub(super) fn sequencer(results: &[&NamedResult]) -> Vec<Figure> {
 ///
 /// Runs with the same storage and number of nodes form a line.
 pub(super) fn loads(mode: &str, results: &[&NamedResult]) -> Vec<Figure> {
-    let mut figures = Vec::new();
+    let mut figures = over_time(mode, results);
     for (axis, pointer, over) in
         [(CLIENTS, "/load/clients", "clients"), (RECORD, "/load/size", "size")]
     {
@@ -269,6 +269,7 @@ pub(super) fn loads(mode: &str, results: &[&NamedResult]) -> Vec<Figure> {
         let mut values: Vec<f64> = results.iter().filter_map(|named| at(named)).collect();
         values.sort_by(f64::total_cmp);
         values.dedup();
+        // Of one run without intervals, a point is all there is.
         if values.len() < 2 && !(over == "clients" && figures.is_empty() && results.len() == 1) {
             continue;
         }
@@ -315,6 +316,37 @@ pub(super) fn loads(mode: &str, results: &[&NamedResult]) -> Vec<Figure> {
         ));
     }
     figures
+}
+
+/// Rate and latency of each run, second by second. None of many runs, whose lines could not be told
+/// apart.
+fn over_time(mode: &str, results: &[&NamedResult]) -> Vec<Figure> {
+    const RUNS_MAX: usize = 4;
+    let has_line = |named: &&NamedResult| rows_of(&named.result, "intervals").nth(1).is_some();
+    if results.len() > RUNS_MAX || !results.iter().any(has_line) {
+        return Vec::new();
+    }
+    let latencies: &[Measure] = match results.len() {
+        1 => &[
+            ("p50", "/latency_us/p50", 1e-3),
+            ("p99", "/latency_us/p99", 1e-3),
+            ("max", "/latency_us/max", 1e-3),
+        ],
+        _ => &[("p99", "/latency_us/p99", 1e-3)],
+    };
+    let chart = |name: &str, title: &str, y, measures: &[Measure]| {
+        let series = lines(results, "intervals", Some("/at_seconds"), measures);
+        figure(&format!("{mode}-{name}-time"), &format!("{mode}: {title}"), linear("s"), y, series)
+    };
+    vec![
+        chart(
+            "throughput",
+            "records per second, over time",
+            linear("records/s"),
+            &[("records/s", "/records_per_sec", 1.0)],
+        ),
+        chart("latency", "latency over time", LATENCY, latencies),
+    ]
 }
 
 /// Names the storage and the nodes of a run.
