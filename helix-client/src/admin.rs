@@ -14,9 +14,10 @@ use std::time::Duration;
 use helix_proto::log::v1::{
     AddNodeRequest, BalanceLeadersRequest, ErrorReason, GetHealthRequest, GetHealthResponse,
     GetMetadataRequest, GetNodeStatusRequest, GetNodeStatusResponse, GetPlacementRequest,
-    GetPlacementResponse, LeaderHint, MembershipChange, Metadata, MoveShardRequest,
-    RemoveNodeRequest, ReplaceNodeRequest, SetCordonedRequest, SetDrainingRequest,
-    SetReplicasRequest, TopicConfig, TransferLeaderRequest, WatchMembershipChangeRequest,
+    GetPlacementResponse, LeaderHint, ListSlowCallsRequest, MembershipChange, Metadata,
+    MoveShardRequest, RemoveNodeRequest, ReplaceNodeRequest, SetCordonedRequest,
+    SetDrainingRequest, SetReplicasRequest, SlowCall, TopicConfig, TransferLeaderRequest,
+    WatchMembershipChangeRequest,
 };
 use tokio::time::timeout;
 use tonic::{Code, Response, Status};
@@ -141,6 +142,17 @@ impl Admin {
     pub async fn node_health(&self, address: &str) -> Result<GetHealthResponse> {
         let mut cluster = self.client.shared.routing.node(address)?.cluster();
         self.once("health", cluster.get_health(GetHealthRequest {})).await
+    }
+
+    /// Returns the slowest appends and reads of the node at this address over the last 15 minutes,
+    /// the slowest first. One attempt.
+    ///
+    /// # Errors
+    /// The failure, or a timeout if the node does not respond within the attempt timeout.
+    pub async fn slow_calls(&self, address: &str) -> Result<Vec<SlowCall>> {
+        let mut cluster = self.client.shared.routing.node(address)?.cluster();
+        let asked = cluster.list_slow_calls(ListSlowCallsRequest {});
+        Ok(self.once("slow calls", asked).await?.calls)
     }
 
     /// Makes one attempt at a call that changes nothing.

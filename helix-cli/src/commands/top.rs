@@ -1,4 +1,4 @@
-//! `helix top`: a live view of nodes, shards, topics and groups that fills the terminal.
+//! `helix top`: a live view of nodes, shards, topics, groups and slow calls that fills the terminal.
 //! Asks every node once a second; nothing is asked while the view is paused.
 
 mod rates;
@@ -8,6 +8,7 @@ use std::io::{IsTerminal, stdin, stdout};
 use std::time::Duration;
 
 use anyhow::Context;
+use futures_util::future::join_all;
 use ratatui::DefaultTerminal;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 use tokio::sync::mpsc;
@@ -135,7 +136,13 @@ async fn next_sample(
     ticks.tick().await;
     let snapshot = super::cluster::snapshot::ClusterSnapshot::take(global).await?;
     let partitions = snapshot.topic_counts().1.unwrap_or(0);
-    let (topics, groups) = tokio::join!(
+    let nodes = snapshot.nodes.iter().filter(|node| node.report.is_ok());
+    let slow = join_all(nodes.map(async |node| {
+        // A node of an earlier version has no such call.
+        let calls = admin.slow_calls(&node.endpoint).await.unwrap_or_default();
+        calls.into_iter().map(|call| (node.node_id, call))
+    }));
+    let (topics, groups, slow) = tokio::join!(
         async {
             match partitions <= PARTITIONS_MAX {
                 true => admin.topics("").await.ok(),
@@ -143,8 +150,11 @@ async fn next_sample(
             }
         },
         async { admin.groups().await.ok() },
+        slow,
     );
-    Ok(Sample { at: Instant::now(), snapshot, topics, groups })
+    let mut slow: Vec<_> = slow.into_iter().flatten().collect();
+    slow.sort_by_key(|(_, call)| std::cmp::Reverse(view::took(call.duration)));
+    Ok(Sample { at: Instant::now(), snapshot, topics, groups, slow })
 }
 
 /// Reads the events of the terminal in a thread of its own, because the read blocks.

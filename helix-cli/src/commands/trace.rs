@@ -112,6 +112,17 @@ impl TracedAppend {
     }
 }
 
+/// Returns the name of a stage as the documentation has it.
+pub(crate) fn stage_name(stage: Stage) -> String {
+    match stage {
+        Stage::WakeUp => "wake-up".to_owned(),
+        other => {
+            let name = other.as_str_name();
+            name.strip_prefix("STAGE_").unwrap_or(name).to_lowercase().replace('_', " ")
+        }
+    }
+}
+
 struct StageSpan {
     name: String,
     start: Duration,
@@ -123,13 +134,7 @@ impl StageSpan {
         let of = |wire: Option<prost_types::Duration>| {
             wire.and_then(|wire| time::duration(wire).ok()).unwrap_or_default()
         };
-        let name = match stage.stage() {
-            Stage::WakeUp => "wake-up".to_owned(),
-            other => {
-                let name = other.as_str_name();
-                name.strip_prefix("STAGE_").unwrap_or(name).to_lowercase().replace('_', " ")
-            }
-        };
+        let name = stage_name(stage.stage());
         Self { name, start: of(stage.start), took: of(stage.duration) }
     }
 }

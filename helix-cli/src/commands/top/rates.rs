@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use helix_client::proto::log::v1::{GroupSummary, Topic};
+use helix_client::proto::log::v1::{GroupSummary, SlowCall, Topic};
 use tokio::time::Instant;
 
 use crate::commands::cluster::snapshot::ClusterSnapshot;
@@ -16,6 +16,8 @@ pub(super) struct Sample {
     pub(super) topics: Option<Vec<Topic>>,
     /// None if no node answered.
     pub(super) groups: Option<Vec<GroupSummary>>,
+    /// With the id of the node, the slowest first.
+    pub(super) slow: Vec<(u64, SlowCall)>,
 }
 
 impl Sample {
@@ -84,7 +86,13 @@ mod tests {
         let watermarks = Some(Watermarks { log_start_offset: 0, high_watermark: end });
         let partitions = vec![PartitionInfo { watermarks, ..PartitionInfo::default() }];
         let topic = Topic { topic_id: 7, partitions, ..Topic::default() };
-        Sample { at, snapshot: snapshot(), topics: Some(vec![topic]), groups: None }
+        Sample {
+            at,
+            snapshot: snapshot(),
+            topics: Some(vec![topic]),
+            groups: None,
+            slow: Vec::new(),
+        }
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! The rows of `helix top`, and how they are drawn. Fits 80 columns and 24 rows.
 
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
-use helix_client::proto::log::v1::GroupSummary;
+use helix_client::proto::log::v1::{GroupSummary, SlowCall, SlowCallKind};
 use helix_proto::shown::one_line;
 use prost_types::Timestamp;
 use ratatui::Frame;
@@ -16,6 +16,7 @@ use super::rates::{Sample, rate};
 use crate::clock;
 use crate::commands::cluster::health::ClusterHealth;
 use crate::commands::topic::record_count;
+use crate::commands::trace::stage_name;
 use crate::units;
 
 /// A table of the view.
@@ -26,9 +27,11 @@ pub(super) enum Section {
     Shards,
     Topics,
     Groups,
+    Slow,
 }
 
-const SECTIONS: [Section; 4] = [Section::Nodes, Section::Shards, Section::Topics, Section::Groups];
+const SECTIONS: [Section; 5] =
+    [Section::Nodes, Section::Shards, Section::Topics, Section::Groups, Section::Slow];
 
 impl Section {
     pub(super) fn next(self) -> Self {
@@ -45,6 +48,7 @@ impl Section {
             Self::Shards => "Shards",
             Self::Topics => "Topics",
             Self::Groups => "Groups",
+            Self::Slow => "Slowest calls of the last 15 minutes",
         }
     }
 
@@ -73,6 +77,9 @@ impl Section {
                 &[("TOPIC", 0), ("PARTS", 6), ("RECORDS/S", 9), ("RECORDS", 15), ("SIZE", 9)]
             }
             Self::Groups => &[("GROUP", 0), ("STATE", 12), ("MEMBERS", 7), ("LAG", 15)],
+            Self::Slow => {
+                &[("CALL", 0), ("NODE", 4), ("AT", 12), ("TOOK", 9), ("LONGEST STAGE", 20)]
+            }
         }
     }
 }
@@ -92,7 +99,7 @@ pub(super) struct TopView {
     is_healthy: bool,
     /// The first line says how the cluster is; the others name the issues.
     health: Vec<String>,
-    tables: [Vec<ViewRow>; 4],
+    tables: [Vec<ViewRow>; 5],
 }
 
 impl TopView {
@@ -120,7 +127,8 @@ impl TopView {
             count => format!("NOT healthy: {}", units::counted(count as u64, "issue")),
         }];
         lines.extend(issues);
-        let tables = [nodes(before, now), shards(before, now), topics(before, now), groups(now)];
+        let (nodes, shards) = (nodes(before, now), shards(before, now));
+        let tables = [nodes, shards, topics(before, now), groups(now), slow(now)];
         Self { title, is_healthy: health.is_healthy(), health: lines, tables }
     }
 }
@@ -229,6 +237,38 @@ fn groups(now: &Sample) -> Vec<ViewRow> {
     groups.iter().map(row).collect()
 }
 
+/// Returns the slowest calls with the stage in which each spent the most time.
+fn slow(now: &Sample) -> Vec<ViewRow> {
+    let row = |(node_id, call): &(u64, SlowCall)| {
+        let kind = match call.kind() {
+            SlowCallKind::Read => "read",
+            SlowCallKind::Append | SlowCallKind::Unspecified => "append",
+        };
+        let topic = if call.topic.is_empty() { "(hidden)" } else { &call.topic };
+        let longest = call.stages.iter().max_by_key(|stage| took(stage.duration));
+        let longest = longest.map_or_else(String::new, |stage| {
+            format!("{} {}", stage_name(stage.stage()), units::measured(took(stage.duration)))
+        });
+        let at = call.time.and_then(|at| SystemTime::try_from(at).ok());
+        ViewRow {
+            cells: vec![
+                format!("{kind} {topic}/{}", call.partition),
+                node_id.to_string(),
+                at.map(time).unwrap_or_default(),
+                units::measured(took(call.duration)),
+                longest,
+            ],
+            is_bad: false,
+        }
+    };
+    now.slow.iter().map(row).collect()
+}
+
+/// Returns a duration as sent; zero if it is missing or not valid.
+pub(super) fn took(wire: Option<prost_types::Duration>) -> Duration {
+    wire.and_then(|wire| helix_proto::time::duration(wire).ok()).unwrap_or_default()
+}
+
 /// Returns the time of day in UTC.
 fn time(time: SystemTime) -> String {
     let text = Timestamp::from(time).to_string();
@@ -254,7 +294,7 @@ pub(super) fn draw(frame: &mut Frame<'_>, view: &TopView, controls: &mut Control
     let lines: Vec<Line<'_>> = lines.collect();
     frame.render_widget(Paragraph::new(lines).style(Style::new().fg(colour)), health);
     let heights = heights(view, body.height, controls.section);
-    let areas: [Rect; 4] = Layout::vertical(heights.map(Constraint::Length)).areas(body);
+    let areas: [Rect; 5] = Layout::vertical(heights.map(Constraint::Length)).areas(body);
     for (section, area) in SECTIONS.into_iter().zip(areas) {
         table(frame, area, section, &view.tables[section as usize], controls);
     }
@@ -267,9 +307,9 @@ pub(super) fn draw(frame: &mut Frame<'_>, view: &TopView, controls: &mut Control
 
 /// Divides the height: each table gets a title, a heading and its rows; the selected one gets rows
 /// that others do not need, and before others.
-fn heights(view: &TopView, total: u16, selected: Section) -> [u16; 4] {
-    let mut heights = [3_u16; 4];
-    let mut left = total.saturating_sub(12);
+fn heights(view: &TopView, total: u16, selected: Section) -> [u16; 5] {
+    let mut heights = [3_u16; 5];
+    let mut left = total.saturating_sub(15);
     let mut order = SECTIONS.to_vec();
     order.sort_by_key(|section| *section != selected);
     for section in order {
@@ -278,7 +318,7 @@ fn heights(view: &TopView, total: u16, selected: Section) -> [u16; 4] {
         heights[section as usize] += more;
         left -= more;
     }
-    heights[Section::Groups as usize] += left;
+    heights[Section::Slow as usize] += left;
     heights
 }
 
@@ -348,7 +388,7 @@ more records. LAG is that of the replica that is most behind.";
 
 #[cfg(test)]
 mod tests {
-    use helix_client::proto::log::v1::{PartitionInfo, Topic, Watermarks};
+    use helix_client::proto::log::v1::{PartitionInfo, Stage, StageTime, Topic, Watermarks};
     use ratatui::Terminal;
     use ratatui::backend::TestBackend;
     use tokio::time::Instant;
@@ -368,7 +408,23 @@ mod tests {
         };
         let topics = Some((1..=40).map(topic).collect());
         let group = GroupSummary { group: "billing".to_owned(), ..GroupSummary::default() };
-        Sample { at: Instant::now(), snapshot: snapshot(), topics, groups: Some(vec![group]) }
+        let ms = |nanos| Some(prost_types::Duration { seconds: 0, nanos: nanos * 1_000_000 });
+        let stage = |stage: Stage, took| StageTime {
+            stage: stage.into(),
+            duration: ms(took),
+            ..StageTime::default()
+        };
+        let call = SlowCall {
+            kind: SlowCallKind::Append.into(),
+            topic: "orders".to_owned(),
+            partition: 3,
+            duration: ms(90),
+            stages: vec![stage(Stage::Sync, 80), stage(Stage::WakeUp, 2)],
+            ..SlowCall::default()
+        };
+        let groups = Some(vec![group]);
+        let slow = vec![(2, call)];
+        Sample { at: Instant::now(), snapshot: snapshot(), topics, groups, slow }
     }
 
     fn drawn(controls: &mut Controls) -> String {
@@ -386,6 +442,7 @@ mod tests {
         for part in ["NOT healthy", "unreachable", "SYNC P99", "ENTRIES/S", "topic-1", "billing"] {
             assert!(text.contains(part), "{part}\n{text}");
         }
+        assert!(text.contains("append orders/3") && text.contains("sync 80"), "{text}");
         assert!(text.contains("q quit"), "{text}");
     }
 
@@ -406,7 +463,7 @@ mod tests {
 
     #[test]
     fn sections_follow_each_other() {
-        assert_eq!(Section::Groups.next(), Section::Nodes);
-        assert_eq!(Section::Nodes.previous(), Section::Groups);
+        assert_eq!(Section::Slow.next(), Section::Nodes);
+        assert_eq!(Section::Nodes.previous(), Section::Slow);
     }
 }
