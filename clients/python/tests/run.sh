@@ -9,6 +9,8 @@ HELIX=$(realpath "$2")
 export HELIX
 shift 2
 cd "$(dirname "$0")/.."
+# The libraries that the main build has compiled are not compiled again.
+export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-$(realpath -m ../../target)}
 ./wheel.sh "$venv" dev
 timeout 180 "$venv/bin/pip" install -q 'pytest>=8,<10' 'mypy>=1.11,<3' tqdm || exit 69
 # Large, and for one test only, which says so if it is skipped.

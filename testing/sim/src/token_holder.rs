@@ -147,14 +147,14 @@ fn open_channel(machine: &SimulatedMachine) -> turmoil::Result<Channel> {
 
 /// State of a node before or after a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct NodeView {
-    start_count: u64,
+pub struct NodeView {
+    pub start_count: u64,
     /// Voters of shard 0, as far as the node knows.
-    members: usize,
+    pub members: usize,
     /// Clocks in the node's last comparison with a majority; 0 before the first one.
-    compared: usize,
+    pub compared: usize,
     /// Refusals of expired tokens that the node has counted.
-    refused: u64,
+    pub refused: u64,
 }
 
 impl NodeView {
@@ -179,7 +179,7 @@ fn expired_logins(node: &Node) -> u64 {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum TokenOutcome {
+pub enum TokenOutcome {
     Accepted,
     /// Refused with this text.
     Refused(String),
@@ -187,15 +187,15 @@ enum TokenOutcome {
 
 /// A call that has ended.
 #[derive(Debug)]
-struct ObservedCall {
+pub struct ObservedCall {
     /// Right times, in microseconds.
-    began_us: u64,
-    ended_us: u64,
+    pub began_us: u64,
+    pub ended_us: u64,
     /// The node before and after the call; `None` if it was not the same one, or not open.
-    views: Option<(NodeView, NodeView)>,
-    member_count: usize,
-    expires_us: Option<u64>,
-    outcome: TokenOutcome,
+    pub views: Option<(NodeView, NodeView)>,
+    pub member_count: usize,
+    pub expires_us: Option<u64>,
+    pub outcome: TokenOutcome,
 }
 
 impl ObservedCall {
@@ -231,7 +231,7 @@ impl ObservedCall {
     }
 
     /// Returns the rule that the node broke, if any.
-    fn broken_rule(&self) -> Option<&'static str> {
+    pub fn broken_rule(&self) -> Option<&'static str> {
         let text = match &self.outcome {
             TokenOutcome::Accepted => {
                 let is_wrong = self.has_surely_expired() && self.has_compared(self.member_count);
@@ -415,56 +415,4 @@ impl TokenHolder {
 
 fn is_refusal(error: &Error) -> bool {
     error.is(ErrorReason::Unauthenticated)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const SECOND_US: u64 = 1_000_000;
-    const EXPIRES_US: u64 = 100 * SECOND_US;
-
-    /// Returns a call at this time, to a node that has compared this many of three clocks.
-    fn call(began_us: u64, compared: usize, outcome: TokenOutcome) -> ObservedCall {
-        let before = NodeView { start_count: 1, members: 3, compared, refused: 4 };
-        ObservedCall {
-            began_us,
-            ended_us: began_us + 1,
-            views: Some((before, NodeView { refused: 5, ..before })),
-            member_count: 3,
-            expires_us: Some(EXPIRES_US),
-            outcome,
-        }
-    }
-
-    fn refused() -> TokenOutcome {
-        TokenOutcome::Refused("token 1 expired 3 s ago".to_owned())
-    }
-
-    #[test]
-    fn a_node_is_judged_by_what_it_has_to_know() {
-        let broken = |at_s: u64, compared, outcome| {
-            call(at_s * SECOND_US, compared, outcome).broken_rule().is_some()
-        };
-        assert!(broken(80, 2, refused()), "valid");
-        assert!(!broken(80, 0, refused()), "the node knows only its own clock");
-        assert!(!broken(95, 3, refused()) && !broken(105, 3, TokenOutcome::Accepted), "close");
-        assert!(broken(120, 3, TokenOutcome::Accepted), "expired");
-        assert!(!broken(120, 2, TokenOutcome::Accepted), "the earlier of two clocks decides");
-        assert!(!broken(120, 3, refused()) && !broken(80, 3, TokenOutcome::Accepted));
-    }
-
-    #[test]
-    fn a_refusal_has_a_reason_and_a_count() {
-        let at_us = 120 * SECOND_US;
-        let forever = ObservedCall { expires_us: None, ..call(at_us, 0, refused()) };
-        assert!(forever.broken_rule().is_some_and(|rule| rule.contains("administrator")));
-        let silent = call(at_us, 3, TokenOutcome::Refused("no".to_owned()));
-        assert!(silent.broken_rule().is_some_and(|rule| rule.contains("without saying")));
-        let good = call(at_us, 3, refused());
-        let views = good.views.map(|(before, _)| (before, before));
-        let uncounted = ObservedCall { views, ..call(at_us, 3, refused()) };
-        assert!(uncounted.broken_rule().is_some_and(|rule| rule.contains("count")));
-        assert_eq!(good.broken_rule(), None);
-    }
 }

@@ -2,6 +2,10 @@
 
 #![allow(clippy::unwrap_used)] // Clippy does not treat helper functions as tests.
 
+mod tally;
+mod tamper;
+mod token_calls;
+
 use std::process::Command;
 use std::thread;
 use std::time::Duration;
