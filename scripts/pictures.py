@@ -14,7 +14,7 @@ import matplotlib
 
 matplotlib.use("svg")
 import matplotlib.pyplot as plt  # noqa: E402
-from matplotlib.ticker import FuncFormatter, NullFormatter  # noqa: E402
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter  # noqa: E402
 
 # Colours that differ for readers who do not see all of them (Okabe and Ito), with a marker each.
 STYLES = {
@@ -69,6 +69,7 @@ def plain(value, _=None):
 
 
 def logarithmic(axis):
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axis.set_major_formatter(FuncFormatter(plain))
     axis.set_minor_formatter(NullFormatter())
 

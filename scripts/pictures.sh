@@ -43,10 +43,14 @@ load=$target/peers-build/release/helix-peers
 mkdir -p "$results"
 work=$(realpath "$(mktemp -d "$target/pictures-data.XXXXXX")")
 pids=() node_pids=() peers=()
+# gone PID: waits until a process has ended.
+gone() {
+    while kill -0 "$1" 2>/dev/null; do sleep 0.01; done
+}
 stop() {
     local pid
     for pid in "${pids[@]}"; do kill -9 "$pid" 2>/dev/null || true; done
-    for pid in "${pids[@]}"; do wait "$pid" 2>/dev/null || true; done
+    for pid in "${pids[@]}"; do gone "$pid"; done
     pids=()
     rm -rf "${work:?}"/*
 }
@@ -56,6 +60,8 @@ trap 'stop; rm -rf "$work"' EXIT
 serve() {
     "$@" > "$work/log.${#pids[@]}" 2>&1 &
     pids+=($!)
+    # Otherwise the shell reports its end.
+    disown $!
 }
 
 # reachable PORT: waits until a server listens.
@@ -205,7 +211,7 @@ measure_sizes() {
 
 leader() {
     "$programs/helix" --addr "$(addr_of three)" topic describe default -o json |
-        sed -n 's/.*"leader[^"]*": *"\{0,1\}\([0-9]\).*/\1/p' | head -1
+        awk -F'[:,]' '/"node_id"/ { print $2 + 0; exit }'
 }
 
 # mark WHAT: notes a time of the run.
@@ -236,7 +242,7 @@ measure_faults() {
     sleep 6
     for id in 1 2 3; do
         kill "${node_pids[id]}"
-        wait "${node_pids[id]}" 2>/dev/null || true
+        gone "${node_pids[id]}"
         mark "node $id"
         start_node "$id" "${peers[@]}"
         sleep 5
@@ -277,7 +283,7 @@ measure_facts() {
             warm && /"records"/ { warm_up = $2; warm = 0 }
             END { printf "%.3f", (to - from) / (bytes + warm_up * 1024) }' "$results/facts.json")")
         kill -9 "${node_pids[1]}"
-        wait "${node_pids[1]}" 2>/dev/null || true
+        gone "${node_pids[1]}"
         since=$(now_ms)
         start_node 1
         starts+=("$(first_ack "$since")")
@@ -294,12 +300,12 @@ measure_facts() {
         since=$(now_ms)
         for ((made = 0; made < count; made += 100000)); do
             "$programs/helix" --addr "127.0.0.1:$port" topic create "many-$made" -q \
-                --partitions "$((count - made < 100000 ? count - made : 100000))"
+                --partitions "$((count - made < 100000 ? count - made : 100000))" > /dev/null
         done
         create=$(($(now_ms) - since))
         mib=$(resident_mib "${node_pids[1]}")
         kill -9 "${node_pids[1]}"
-        wait "${node_pids[1]}" 2>/dev/null || true
+        gone "${node_pids[1]}"
         since=$(now_ms)
         start_node 1
         rows+=("{\"partitions\": $count, \"create_s\": $(awk "BEGIN { print $create / 1000 }"), \"restart_s\": $(awk "BEGIN { print $(first_ack "$since") / 1000 }"), \"mib\": $mib}")
