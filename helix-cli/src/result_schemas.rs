@@ -5,7 +5,7 @@ use anyhow::Context;
 use serde_json::Value;
 
 use crate::backup::{create, restore, verify};
-use crate::commands::cluster::{TransferredLeader, health, members, placement, tables};
+use crate::commands::cluster::{TransferredLeader, add_shards, health, members, placement, tables};
 use crate::commands::{
     access, cert, check, config, context, debug, explain, group, offsets, produce, quota, records,
     topic, trace, version, wal,
@@ -37,6 +37,7 @@ pub(crate) fn schema(command: &str) -> Option<Value> {
         "cluster placement" => of::<placement::PlacementStatus>(),
         "cluster cordon" | "cluster uncordon" => of::<placement::CordonedNode>(),
         "cluster set-replicas" => of::<placement::WantedReplicas>(),
+        "cluster add-shards" => of::<add_shards::AddedShards>(),
         "cluster move-shard" => of::<placement::MovedReplica>(),
         "topic create" | "topic add-partitions" => of::<topic::TopicRow>(),
         "topic list" => of::<Vec<topic::TopicRow>>(),

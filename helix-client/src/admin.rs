@@ -12,10 +12,10 @@ use std::future::Future;
 use std::time::Duration;
 
 use helix_proto::log::v1::{
-    AddNodeRequest, BalanceLeadersRequest, ErrorReason, GetHealthRequest, GetHealthResponse,
-    GetMetadataRequest, GetNodeStatusRequest, GetNodeStatusResponse, GetPlacementRequest,
-    GetPlacementResponse, LeaderHint, ListSlowCallsRequest, MembershipChange, Metadata,
-    MoveShardRequest, RemoveNodeRequest, ReplaceNodeRequest, SetCordonedRequest,
+    AddNodeRequest, AddShardsRequest, BalanceLeadersRequest, ErrorReason, GetHealthRequest,
+    GetHealthResponse, GetMetadataRequest, GetNodeStatusRequest, GetNodeStatusResponse,
+    GetPlacementRequest, GetPlacementResponse, LeaderHint, ListSlowCallsRequest, MembershipChange,
+    Metadata, MoveShardRequest, RemoveNodeRequest, ReplaceNodeRequest, SetCordonedRequest,
     SetDrainingRequest, SetReplicasRequest, SlowCall, TopicConfig, TransferLeaderRequest,
     WatchMembershipChangeRequest,
 };
@@ -256,6 +256,22 @@ impl Admin {
         let call = CallSpec::new("set replicas", Repeat::Always);
         let response = self.client.call_any(call, |node| async move {
             node.cluster().set_replicas(SetReplicasRequest { replicas }).await
+        });
+        response.await.map(|_| ())
+    }
+
+    /// Adds data shards, up to `total`, if the cluster has `current` ones.
+    ///
+    /// A new shard takes partitions once it has its replicas: [`Admin::placement`] shows them.
+    /// Succeeds if the cluster has `total` data shards already.
+    ///
+    /// # Errors
+    /// `INVALID_ARGUMENT` for a number out of range, `MEMBERSHIP_CHANGE_IN_PROGRESS` if the cluster
+    /// has another number than `current`, `UNIMPLEMENTED` before every node is upgraded.
+    pub async fn add_shards(&self, current: u32, total: u32) -> Result<()> {
+        let call = CallSpec::new("add shards", Repeat::Always);
+        let response = self.client.call_any(call, |node| async move {
+            node.cluster().add_shards(AddShardsRequest { current, total }).await
         });
         response.await.map(|_| ())
     }

@@ -541,6 +541,13 @@ impl ClusterService for CeilingService {
         unimplemented_call()
     }
 
+    async fn add_shards(
+        &self,
+        _: Request<pb::AddShardsRequest>,
+    ) -> Result<Response<pb::AddShardsResponse>, Status> {
+        unimplemented_call()
+    }
+
     async fn move_shard(
         &self,
         _: Request<pb::MoveShardRequest>,

@@ -118,6 +118,18 @@ pub(crate) enum ClusterSubcommand {
         #[arg(value_name = "N", value_parser = parse_replicas)]
         replicas: u32,
     },
+    /// Add data shards, and wait until they have their replicas
+    ///
+    /// New topics and partitions go to the shards with the fewest partitions. Existing partitions
+    /// stay in their shards.
+    AddShards {
+        /// Shards to add; the cluster has at most 64
+        #[arg(value_name = "N", value_parser = clap::value_parser!(u32).range(1..=63))]
+        count: u32,
+        /// Start to add them and return at once
+        #[arg(long)]
+        no_wait: bool,
+    },
     /// Move a replica of a shard to another node
     MoveShard {
         /// Shard id

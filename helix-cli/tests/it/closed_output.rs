@@ -115,6 +115,7 @@ fn closed_output_changes_no_failure() {
         (&["cluster", "cordon", "9", "--addr", addr], "", 3),
         (&["cluster", "uncordon", "1", "--addr", addr], "", 0),
         (&["cluster", "set-replicas", "3", "--addr", addr], "", 0),
+        (&["cluster", "add-shards", "1", "--no-wait", "--addr", addr], "", 0),
         (&["cluster", "move-shard", "1", "--from", "1", "--to", "9", "--addr", addr], "", 3),
         (&["topic", "create", "orders", "--addr", addr], "", 0),
         (&["topic", "create", "default", "--partitions", "9", "--addr", addr], "", 4),

@@ -268,6 +268,10 @@ methods! {
             "alter on the cluster"
             => |_, check|
             check.one(Operation::Alter, Resource::Cluster);
+        AddShards(AddShardsRequest) Control
+            "alter on the cluster"
+            => |_, check|
+            check.one(Operation::Alter, Resource::Cluster);
     }
     AccessService {
         WhoAmI(WhoAmIRequest) Data

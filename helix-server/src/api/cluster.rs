@@ -6,11 +6,11 @@ use std::sync::Arc;
 use helix_proto::log::v1 as wire;
 use helix_proto::log::v1::cluster_service_server::ClusterService;
 use helix_proto::log::v1::{
-    AddNodeRequest, AddNodeResponse, BalanceLeadersRequest, BalanceLeadersResponse,
-    GetHealthRequest, GetHealthResponse, GetMetadataRequest, GetMetadataResponse,
-    GetNodeStatusRequest, GetNodeStatusResponse, GetPlacementRequest, GetPlacementResponse,
-    HealthIssue, HealthReason, ListSlowCallsRequest, ListSlowCallsResponse, MoveShardRequest,
-    MoveShardResponse, RemoveNodeRequest, RemoveNodeResponse, ReplaceNodeRequest,
+    AddNodeRequest, AddNodeResponse, AddShardsRequest, AddShardsResponse, BalanceLeadersRequest,
+    BalanceLeadersResponse, GetHealthRequest, GetHealthResponse, GetMetadataRequest,
+    GetMetadataResponse, GetNodeStatusRequest, GetNodeStatusResponse, GetPlacementRequest,
+    GetPlacementResponse, HealthIssue, HealthReason, ListSlowCallsRequest, ListSlowCallsResponse,
+    MoveShardRequest, MoveShardResponse, RemoveNodeRequest, RemoveNodeResponse, ReplaceNodeRequest,
     ReplaceNodeResponse, SetCordonedRequest, SetCordonedResponse, SetDrainingRequest,
     SetDrainingResponse, SetReplicasRequest, SetReplicasResponse, TransferLeaderRequest,
     TransferLeaderResponse, WatchMembershipChangeRequest, WatchMembershipChangeResponse,
@@ -317,6 +317,17 @@ impl ClusterService for ClusterHandler {
         self.node.check_member()?;
         self.node.cluster().set_replicas(request.into_inner().replicas).await?;
         Ok(Response::new(SetReplicasResponse {}))
+    }
+
+    async fn add_shards(
+        &self,
+        request: Request<AddShardsRequest>,
+    ) -> Result<Response<AddShardsResponse>, Status> {
+        authorize_change(&self.node, &request).await?;
+        self.node.check_member()?;
+        let AddShardsRequest { current, total } = request.into_inner();
+        self.node.cluster().add_shards(current, total).await?;
+        Ok(Response::new(AddShardsResponse {}))
     }
 
     async fn move_shard(

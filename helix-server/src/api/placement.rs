@@ -19,7 +19,7 @@ pub(super) async fn get(node: &Node) -> Result<GetPlacementResponse> {
 }
 
 fn response(report: &PlacementReport, leaders: &BTreeMap<u64, u64>) -> GetPlacementResponse {
-    let PlacementReport { members, plan, progress } = report;
+    let PlacementReport { members, open, plan, progress } = report;
     let Some(placement) = members.placement() else { return GetPlacementResponse::default() };
     let count = |replicas_of: &dyn Fn(&PlacedShard) -> BTreeMap<u64, u32>| {
         let mut counts: BTreeMap<u64, u32> = BTreeMap::new();
@@ -48,6 +48,7 @@ fn response(report: &PlacementReport, leaders: &BTreeMap<u64, u64>) -> GetPlacem
             stuck_reason: stuck.map(|it| it.reason.to_string()).unwrap_or_default(),
             stuck_code: stuck.map(|it| it.reason.code().to_owned()).unwrap_or_default(),
             preferred_leader: leaders.get(&shard_id).copied().unwrap_or(0),
+            is_opening: shard_id != 0 && !open.contains(&shard_id),
         }
     });
     let planned = plan.steps.iter().filter_map(|step| match step {

@@ -56,6 +56,9 @@ impl Cluster {
                 return false;
             }
             (version, target, moving) = current();
+            if target.voters.is_empty() {
+                return true;
+            }
         }
         let waiting = if shard_id == 0 { self.deferred_leavers().await } else { BTreeSet::new() };
         target.voters.extend(&waiting);
@@ -208,7 +211,8 @@ impl Cluster {
             }
         });
         let reported = join_all(requests).await.into_iter().flatten().flatten();
-        let shards = self.machine().read(|state| state.shards().clone());
+        let mut shards = self.machine().read(|state| state.shards().clone());
+        shards.extend(members.placement().into_iter().flat_map(|it| it.shards()).map(|it| it.0));
         let pending = |shard_id| ShardProgress {
             shard_id,
             version: 0,

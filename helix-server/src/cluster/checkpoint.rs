@@ -7,7 +7,7 @@ use bytes::Bytes;
 use prost::Message;
 
 use super::producers::{IssuedEpochs, NamedProducer};
-use super::state::{ClusterLimits, ClusterState, GROUP_SLOTS};
+use super::state::{ClusterLimits, ClusterState, GROUP_SLOTS, check_shards};
 use crate::log::{CheckpointError, ProducerOwner, TopicInfo, has_no_unknown_fields};
 use crate::protocol;
 use crate::records::{
@@ -16,13 +16,15 @@ use crate::records::{
 };
 
 /// Format 3 added the slots of consumer groups, format 4 access control, format 5 owners of
-/// producer ids, format 6 placement. A state without them is written in the format before.
+/// producer ids, format 6 placement, format 7 shards that are added. A state without them is
+/// written in the format before.
 /// Format 1, without members and peer addresses, is still read.
 const FORMAT_WITHOUT_SLOTS: u32 = 2;
 const FORMAT_WITHOUT_ACCESS: u32 = 3;
 const FORMAT_WITHOUT_OWNERS: u32 = 4;
 const FORMAT_WITHOUT_PLACEMENT: u32 = 5;
-const FORMAT: u32 = 6;
+const FORMAT_WITHOUT_NEW_SHARDS: u32 = 6;
+const FORMAT: u32 = 7;
 const FORMATS: std::ops::RangeInclusive<u32> = 1..=FORMAT;
 
 impl From<&TopicInfo> for TopicRecord {
@@ -47,6 +49,10 @@ impl TopicRecord {
         if self.shards.is_empty() || self.extents.is_empty() {
             return Err(broken("it has no shards or no partitions"));
         }
+        let lists = self.extents.iter().map(|extent| &extent.shards).filter(|it| !it.is_empty());
+        if lists.clone().any(|shards| check_shards(shards).is_err()) {
+            return Err(broken("its list of shards is invalid"));
+        }
         let mut topic = TopicInfo {
             id,
             name: self.name,
@@ -64,7 +70,7 @@ impl TopicRecord {
             if !fits {
                 return Err(broken("a range of partitions is out of bounds"));
             }
-            topic.extend(extent.first_id, extent.count);
+            topic.extend(extent.first_id, extent.count, extent.shards.clone());
         }
         if topic.extents != self.extents {
             return Err(broken("its ids are inconsistent"));
@@ -86,7 +92,8 @@ impl ClusterState {
         });
         let record = StateRecord {
             format: match (self.access.is_empty(), self.group_slots.is_empty()) {
-                _ if self.members.placement().is_some() => FORMAT,
+                _ if self.protocol >= protocol::MORE_SHARDS => FORMAT,
+                _ if self.members.placement().is_some() => FORMAT_WITHOUT_NEW_SHARDS,
                 _ if self.has_producer_owners() => FORMAT_WITHOUT_PLACEMENT,
                 (true, true) => FORMAT_WITHOUT_SLOTS,
                 (true, false) => FORMAT_WITHOUT_ACCESS,
@@ -154,6 +161,7 @@ impl ClusterState {
         for topic in record.topics {
             state.restore_topic(topic)?;
         }
+        state.count_partitions();
         for named in record.named {
             state.restore_named(named)?;
         }

@@ -177,6 +177,7 @@ impl Members {
             MemberCommand::ReplicaCreated(created) => self.replica_created(*created),
             MemberCommand::FinishMove(finish) => self.finish_move(*finish),
             MemberCommand::CancelMove(cancel) => self.cancel_move(*cancel),
+            MemberCommand::AddShards(add) => self.add_shards(*add)?,
         };
         Ok(MembersUpdate { reply, is_changed: *self != before, removed })
     }

@@ -117,7 +117,7 @@ impl PlacementRecord {
             let count = replicas.len();
             let replicas: BTreeMap<u64, u32> =
                 replicas.into_iter().map(|it| (it.node_id, it.generation)).collect();
-            if replicas.len() != count || replicas.is_empty() {
+            if replicas.len() != count || (replicas.is_empty() && shard_id == 0) {
                 return Err(broken(format!("shard {shard_id} has wrong replicas")));
             }
             let moving = moving.map(MoveRecord::into_move).transpose()?;

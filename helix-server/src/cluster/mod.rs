@@ -16,6 +16,7 @@
 //!   a time. `dial` chooses the addresses of the members.
 //! - `placement`: the replicas of each shard and their moves. `planner` decides which moves to
 //!   make, `placement_driver` submits them.
+//! - `shard_growth`: adds data shards, and chooses the shards of new partitions.
 //! - `access`: creates and revokes tokens, changes rules.
 //! - `group_coordinator`: drives the consumer groups of the shards that this node leads.
 //! - `cleanup_rounds`: drives the compaction by key in the shards that this node leads.
@@ -46,6 +47,7 @@ mod producers;
 mod reconcile;
 mod remote_shards;
 mod replica_status;
+mod shard_growth;
 mod state;
 mod topic_changes;
 mod topic_snapshot;

@@ -422,14 +422,14 @@ impl Members {
             return ClusterReply::Done;
         };
         moving.is_cancelled = true;
-        if moving.to.is_some() && !moving.is_created {
-            // No shard depends on the new replica yet.
+        if moving.to.is_some() && (!moving.is_created || shard.replicas.is_empty()) {
+            // No shard depends on the new replica yet. A new shard begins again on another node.
             shard.moving = None;
         }
         ClusterReply::Done
     }
 
-    fn check_placed(&self) -> Result<(), ClusterReply> {
+    pub(super) fn check_placed(&self) -> Result<(), ClusterReply> {
         self.check_known()?;
         if self.placement.is_some() {
             return Ok(());

@@ -16,7 +16,7 @@ use crate::log::{
     ClusterCommand, ClusterReply, FinishMove, MemberCommand, PlanMove, SetCordoned, TakePlacement,
 };
 use crate::protocol;
-use crate::raft::{Replica, ReplicaId, node_of};
+use crate::raft::{Replica, ReplicaId, node_and_generation};
 
 /// Longest wait for the placement of a new cluster.
 const PLACEMENT_WAIT_MAX: Duration = Duration::from_secs(1);
@@ -25,6 +25,8 @@ const PLACEMENT_WAIT_MAX: Duration = Duration::from_secs(1);
 #[derive(Debug, Clone)]
 pub struct PlacementReport {
     pub members: Members,
+    /// Data shards that take partitions.
+    pub open: BTreeSet<u64>,
     pub plan: Plan,
     /// Progress of the moves, by the shards' leaders.
     pub progress: Vec<ShardProgress>,
@@ -42,12 +44,16 @@ impl Cluster {
         self.machine().read(|state| {
             let members = state.members();
             let mut target = members.shard_target(shard_id);
+            let (node_id, generation) = node_and_generation(replica.id());
+            if shard_id != 0 && !members.names_replica(shard_id, node_id, generation) {
+                return (state.version(), ShardTarget::default(), None);
+            }
             let shard = members.placement().and_then(|it| it.shard(shard_id));
             if shard.is_some() && shard_id != 0 {
                 // A lost replica stays until another one takes its place, but never returns.
                 let is_lost = |id: ReplicaId| {
-                    let generation = u32::try_from(id & u64::from(u32::MAX)).unwrap_or(0);
-                    members.is_lost(node_of(id), generation)
+                    let (node_id, generation) = node_and_generation(id);
+                    members.is_lost(node_id, generation)
                 };
                 target.voters.retain(|id| membership.has_voter(*id) || !is_lost(*id));
             }
@@ -179,10 +185,11 @@ impl Cluster {
     pub async fn placement(&self) -> Result<PlacementReport> {
         self.wait_placed().await?;
         self.catch_up().await?;
-        let members = self.machine().read(|state| state.members().clone());
+        let (members, open) =
+            self.machine().read(|state| (state.members().clone(), state.shards().clone()));
         let plan = plan(&members, &self.reachable());
         let progress = self.progress_since(0, &members).await;
-        Ok(PlacementReport { members, plan, progress })
+        Ok(PlacementReport { members, open, plan, progress })
     }
 
     /// Keeps new replicas away from a node, or no longer.
@@ -251,7 +258,7 @@ impl Cluster {
         }
     }
 
-    async fn change_placement(&self, command: MemberCommand) -> Result<()> {
+    pub(super) async fn change_placement(&self, command: MemberCommand) -> Result<()> {
         self.wait_placed().await?;
         match self.command(ClusterCommand::Members(command)).await? {
             ClusterReply::Done => Ok(()),

@@ -254,7 +254,9 @@ impl<'a> Planner<'a> {
                 return;
             }
         };
-        let (live, needed) = (self.live(&shard.replicas), count / 2 + 1);
+        // A new shard has no replica that would have to agree.
+        let needed = if count == 0 { 0 } else { count / 2 + 1 };
+        let live = self.live(&shard.replicas);
         // A replica too many needs no successor.
         let target = match from.is_some() && count > wanted {
             true => Ok(None),

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use super::members::{Members, MembersUpdate};
 use super::producers::{IssuedEpochs, NamedProducer};
+use super::shard_growth::ShardTurn;
 use crate::limits::{
     NAMED_PRODUCERS_MAX, PARTITIONS_MAX, PARTITIONS_PER_TOPIC_MAX, SHARDS_PER_TOPIC_MAX,
     TOPIC_NAME_BYTES_MAX,
@@ -58,6 +59,8 @@ pub struct ClusterState {
     pub(super) members: Members,
     /// Ids of the data shards.
     pub(super) shards: BTreeSet<u64>,
+    /// Partitions in each data shard that has any. Follows from `topics`.
+    pub(super) shard_partitions: BTreeMap<u64, u64>,
     pub(super) topics: BTreeMap<u64, Arc<TopicInfo>>,
     pub(super) names: BTreeMap<String, u64>,
     /// Partitions of all topics.
@@ -90,6 +93,7 @@ impl ClusterState {
             nodes: BTreeMap::new(),
             members: Members::default(),
             shards: BTreeSet::new(),
+            shard_partitions: BTreeMap::new(),
             topics: BTreeMap::new(),
             names: BTreeMap::new(),
             partitions: 0,
@@ -315,6 +319,9 @@ impl ClusterState {
         for node_id in removed {
             self.nodes.remove(&node_id);
         }
+        if is_changed {
+            self.open_new_shards();
+        }
         self.version += u64::from(is_changed);
         Ok(reply)
     }
@@ -331,14 +338,15 @@ impl ClusterState {
 
     fn create_topic(&mut self, new: &CreateTopic) -> CommandResult {
         self.check_new_topic(new)?;
+        let id = self.next_topic_id;
         let mut topic = TopicInfo {
-            id: self.next_topic_id,
+            id,
             name: new.name.clone(),
             partition_count: 0,
             replication_factor: new.replication_factor,
             settings: PartitionSettings { version: self.version + 1, ..new.settings },
             created_at_us: new.requested_at_us,
-            shards: new.shards.clone(),
+            shards: self.in_turn(id, &new.shards),
             extents: Vec::new(),
         };
         self.grow(&mut topic, new.partition_count)?;
@@ -383,6 +391,7 @@ impl ClusterState {
         self.names.remove(&topic.name);
         self.topics.remove(&topic.id);
         self.partitions -= u64::from(topic.partition_count);
+        self.uncount_partitions(topic);
         self.version += 1;
         Ok(ClusterReply::Done)
     }
@@ -411,10 +420,17 @@ impl ClusterState {
 
     /// Gives a topic `more` partitions with new ids.
     fn grow(&mut self, topic: &mut TopicInfo, more: u32) -> Result<(), ClusterReply> {
-        let first_id = self.next_partition_id;
+        let mut first_id = self.next_partition_id;
         self.next_partition_id = checked_ids(first_id, more)?;
         self.partitions += u64::from(more);
-        topic.extend(first_id, more);
+        self.uncount_partitions(topic);
+        for ShardTurn { shards, count } in self.turns(topic, more) {
+            topic.extend(first_id, count, shards);
+            first_id += u64::from(count);
+        }
+        for (shard, count) in topic.shard_counts() {
+            *self.shard_partitions.entry(shard).or_default() += count;
+        }
         Ok(())
     }
 
@@ -487,7 +503,7 @@ fn check_settings(settings: &PartitionSettings) -> Result<(), ClusterReply> {
     Ok(())
 }
 
-fn check_shards(shards: &[u64]) -> Result<(), ClusterReply> {
+pub(super) fn check_shards(shards: &[u64]) -> Result<(), ClusterReply> {
     let mut sorted = shards.to_vec();
     sorted.sort_unstable();
     sorted.dedup();

@@ -15,6 +15,7 @@ use crate::log::{
     ShardCommand, ShardState, TopicInfo,
 };
 use crate::protocol;
+use crate::raft::node_and_generation;
 use crate::shard::Shard;
 
 /// Name and settings of a topic to create.
@@ -127,7 +128,7 @@ impl Cluster {
         let change = self.begin_change(name, expected_id).await?;
         self.delete(&change).await?;
         let topic = change.topic;
-        for &shard_id in topic.shards() {
+        for shard_id in topic.shards() {
             // A shard that is not open on this node cannot be checked; its other replicas apply it.
             let Ok(shard) = self.shard(shard_id) else { continue };
             let is_gone = |state: &ShardState| state.topic(topic.id).is_none();
@@ -214,7 +215,7 @@ impl Cluster {
     /// Waits until this node knows the topic and all its shards have its partitions and settings.
     async fn wait_until_open(&self, topic: Arc<TopicInfo>) -> Result<Arc<TopicInfo>> {
         self.wait_version(topic.settings.version).await.map_err(already_applied)?;
-        for &shard_id in topic.shards() {
+        for shard_id in topic.shards() {
             let wanted = partitions_in(&topic, shard_id);
             if wanted > 0 {
                 let Ok(shard) = self.shard(shard_id) else { continue };
@@ -265,8 +266,13 @@ impl Cluster {
     /// # Errors
     /// The errors of [`Shard::command`]. A repetition continues.
     pub async fn propagate_to_shard(&self, shard: &Shard) -> Result<()> {
-        let (version, topics): (u64, Vec<Arc<TopicInfo>>) =
-            self.machine().read(|state| (state.version(), state.all_topics().cloned().collect()));
+        let (node_id, generation) = node_and_generation(shard.replica().id());
+        let known = self.machine().read(|state| {
+            let is_named = state.members().names_replica(shard.id(), node_id, generation);
+            is_named.then(|| (state.version(), state.all_topics().cloned().collect::<Vec<_>>()))
+        });
+        // From one version of the state: a replica that was given up has no part of its topics.
+        let Some((version, topics)) = known else { return Ok(()) };
         for topic in &topics {
             self.propagate_topic(shard, topic, version).await?;
         }

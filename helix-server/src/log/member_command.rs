@@ -2,8 +2,8 @@
 
 pub use crate::records::member_command_record::Command as MemberCommand;
 pub use crate::records::{
-    AddMember, CancelMove, FinishMove, InitMembers, Joined, PlanMove, RemoveMember, ReplaceMember,
-    ReplicaCreated, SetCordoned, SetDraining, TakePlacement,
+    AddMember, AddShards, CancelMove, FinishMove, InitMembers, Joined, PlanMove, RemoveMember,
+    ReplaceMember, ReplicaCreated, SetCordoned, SetDraining, TakePlacement,
 };
 
 impl MemberCommand {
@@ -23,6 +23,7 @@ impl MemberCommand {
             Self::ReplicaCreated(_) => "replica was created",
             Self::FinishMove(_) => "finish move",
             Self::CancelMove(_) => "cancel move",
+            Self::AddShards(_) => "add shards",
         }
     }
 }

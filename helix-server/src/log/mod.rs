@@ -51,8 +51,8 @@ pub use head::{BatchHead, HEAD_BYTES_MAX, Head, HeadError, ProducerStamp};
 pub use kept_offsets::{COMPACTED_OFFSETS_MAX, KeptOffsets};
 pub use member_change::{ChangeKind, MemberChange};
 pub use member_command::{
-    AddMember, CancelMove, FinishMove, InitMembers, Joined, MemberCommand, PlanMove, RemoveMember,
-    ReplaceMember, ReplicaCreated, SetCordoned, SetDraining, TakePlacement,
+    AddMember, AddShards, CancelMove, FinishMove, InitMembers, Joined, MemberCommand, PlanMove,
+    RemoveMember, ReplaceMember, ReplicaCreated, SetCordoned, SetDraining, TakePlacement,
 };
 pub use partition::Partition;
 pub use producer_owner::{BatchChecksum, ProducerOwner};

@@ -1,13 +1,15 @@
 //! Topics of the cluster, and the shards of their partitions.
 //! Placement is computed, so a topic of any size needs only a few numbers.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use super::{PartitionId, PartitionRun, PartitionSettings};
 use crate::records::PartitionExtent;
 
 /// A topic of the cluster.
 ///
 /// Invariants: `extents` cover the numbers `0..partition_count` in order and without overlap;
-/// `shards` is not empty.
+/// `shards` is not empty; no list names a shard twice.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TopicInfo {
     /// Never reused.
@@ -17,7 +19,8 @@ pub struct TopicInfo {
     pub replication_factor: u32,
     pub settings: PartitionSettings,
     pub created_at_us: u64,
-    /// Partition number n is in `shards[(id + n) % shards.len()]`. The id spreads small topics.
+    /// Partition number n is in `shards[(id + n) % shards.len()]`, unless its extent has shards.
+    /// The id spreads small topics.
     pub(crate) shards: Vec<u64>,
     pub(crate) extents: Vec<PartitionExtent>,
 }
@@ -30,9 +33,10 @@ pub struct PartitionLocation {
 }
 
 impl TopicInfo {
-    /// Returns the shards that the topic is spread over.
-    pub fn shards(&self) -> &[u64] {
-        &self.shards
+    /// Returns the shards that have or may get partitions of the topic, sorted by id.
+    pub fn shards(&self) -> BTreeSet<u64> {
+        let of_extents = self.extents.iter().flat_map(|extent| &extent.shards);
+        self.shards.iter().chain(of_extents).copied().collect()
     }
 
     /// Returns the location of the partition with this number.
@@ -42,29 +46,23 @@ impl TopicInfo {
         }
         let next = self.extents.partition_point(|extent| extent.first_number <= number);
         let extent = self.extents.get(next.checked_sub(1)?)?;
-        let partition = PartitionId(extent.first_id + u64::from(number - extent.first_number));
-        Some(PartitionLocation { shard_id: self.shard_of(number), partition })
+        Some(self.location_in(extent, number - extent.first_number))
     }
 
     /// Returns the locations of all partitions, in the order of their numbers.
     pub fn locations(&self) -> impl Iterator<Item = PartitionLocation> {
-        self.extents.iter().flat_map(|extent| {
-            (0..extent.count).map(|i| PartitionLocation {
-                shard_id: self.shard_of(extent.first_number + i),
-                partition: PartitionId(extent.first_id + u64::from(i)),
-            })
-        })
+        let extents = self.extents.iter();
+        extents.flat_map(|extent| (0..extent.count).map(|step| self.location_in(extent, step)))
     }
 
     /// Returns the topic's partitions in one shard, for its `CreatePartitions`.
     pub fn runs(&self, shard_id: u64) -> Vec<PartitionRun> {
-        let Some(slot) = self.shards.iter().position(|&shard| shard == shard_id) else {
-            return Vec::new();
-        };
-        let stride = self.shards.len() as u32;
         let run = |extent: &PartitionExtent| {
-            let first_slot = self.slot_of(extent.first_number) as u32;
-            let step = (slot as u32 + stride - first_slot) % stride;
+            let shards = self.shards_of(extent);
+            let slot = shards.iter().position(|&shard| shard == shard_id)?;
+            let stride = shards.len();
+            let step = (slot + stride - self.first_slot(extent)) % stride;
+            let (step, stride) = (u32::try_from(step).ok()?, u32::try_from(stride).ok()?);
             (step < extent.count).then(|| PartitionRun {
                 first_id: extent.first_id + u64::from(step),
                 first_number: extent.first_number + step,
@@ -75,29 +73,55 @@ impl TopicInfo {
         self.extents.iter().filter_map(run).collect()
     }
 
-    /// Appends `count` partitions with ids from `first_id`.
-    pub(crate) fn extend(&mut self, first_id: u64, count: u32) {
+    /// Returns how many partitions the topic has in each shard that has any.
+    pub fn shard_counts(&self) -> BTreeMap<u64, u64> {
+        let mut counts = BTreeMap::new();
+        for shard in self.shards() {
+            let count = self.runs(shard).iter().map(|run| u64::from(run.count)).sum();
+            if count > 0 {
+                counts.insert(shard, count);
+            }
+        }
+        counts
+    }
+
+    /// Appends `count` partitions with ids from `first_id`, in the topic's shards or, if there are
+    /// any, in these in turn.
+    pub(crate) fn extend(&mut self, first_id: u64, count: u32, shards: Vec<u64>) {
         let first_number = self.partition_count;
+        let is_next = |last: &PartitionExtent| {
+            last.first_id + u64::from(last.count) == first_id && last.shards.is_empty()
+        };
         match self.extents.last_mut() {
-            Some(last) if last.first_id + u64::from(last.count) == first_id => last.count += count,
-            _ => self.extents.push(PartitionExtent { first_id, first_number, count }),
+            Some(last) if shards.is_empty() && is_next(last) => last.count += count,
+            _ => self.extents.push(PartitionExtent { first_id, first_number, count, shards }),
         }
         self.partition_count += count;
     }
 
-    fn shard_of(&self, number: u32) -> u64 {
-        self.shards[self.slot_of(number)]
+    fn location_in(&self, extent: &PartitionExtent, step: u32) -> PartitionLocation {
+        let shards = self.shards_of(extent);
+        let slot = (self.first_slot(extent) + step as usize) % shards.len();
+        let partition = PartitionId(extent.first_id + u64::from(step));
+        PartitionLocation { shard_id: shards[slot], partition }
     }
 
-    fn slot_of(&self, number: u32) -> usize {
-        (self.id.wrapping_add(u64::from(number)) % self.shards.len() as u64) as usize
+    fn shards_of<'a>(&'a self, extent: &'a PartitionExtent) -> &'a [u64] {
+        if extent.shards.is_empty() { &self.shards } else { &extent.shards }
+    }
+
+    /// Returns the position of the shard of an extent's first partition in its shards.
+    fn first_slot(&self, extent: &PartitionExtent) -> usize {
+        if !extent.shards.is_empty() {
+            return 0;
+        }
+        let number = u64::from(extent.first_number);
+        (self.id.wrapping_add(number) % self.shards.len() as u64) as usize
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
-
     use super::*;
 
     fn topic(id: u64, shards: Vec<u64>) -> TopicInfo {
@@ -118,12 +142,15 @@ mod tests {
         for id in 1..6 {
             for shards in 1..5 {
                 let mut topic = topic(id, (10..10 + shards).collect());
-                for (first_id, count) in [(100, 1), (101, 6), (500, 2), (900, 7)] {
-                    topic.extend(first_id, count);
+                for (first_id, count) in [(100, 1), (101, 6), (500, 2), (900, 3)] {
+                    topic.extend(first_id, count, Vec::new());
                 }
                 assert_eq!(topic.extents.len(), 3, "adjacent extents are joined");
+                topic.extend(903, 3, vec![12, 20, 11]);
+                topic.extend(906, 1, Vec::new());
+                assert_eq!(topic.extents.len(), 5, "an extent with shards is not joined");
                 let mut by_number = BTreeMap::new();
-                for &shard_id in topic.shards() {
+                for shard_id in topic.shards() {
                     for (number, partition) in
                         topic.runs(shard_id).iter().flat_map(|r| r.partitions())
                     {
@@ -137,6 +164,11 @@ mod tests {
                 assert!(by_place.eq(by_number.values().copied()));
                 assert!(topic.locations().eq(by_number.values().copied()));
                 assert_eq!(topic.location(16), None);
+                let in_20 = topic.location(13).unwrap();
+                assert_eq!(in_20, PartitionLocation { shard_id: 20, partition: PartitionId(904) });
+                let counts = topic.shard_counts();
+                assert_eq!(counts.values().sum::<u64>(), 16);
+                assert_eq!(counts[&20], 1);
                 assert_eq!(topic.runs(99), []);
             }
         }
@@ -147,7 +179,7 @@ mod tests {
         let mut counts = BTreeMap::new();
         for id in 1..=30 {
             let mut topic = topic(id, vec![1, 2, 3]);
-            topic.extend(id, 1);
+            topic.extend(id, 1, Vec::new());
             *counts.entry(topic.location(0).unwrap().shard_id).or_insert(0) += 1;
         }
         assert!(counts.values().eq(&[10, 10, 10]));

@@ -10,7 +10,7 @@ use super::{Node, leadership_log};
 use crate::cluster::{CleanupRounds, CoordinatorRound};
 use crate::error::{Error, Result};
 use crate::limits;
-use crate::raft::LeadershipWatch;
+use crate::raft::{LeadershipWatch, node_and_generation};
 use crate::shard::Shard;
 
 /// Delay before a failed step is retried. Most steps fail because there is no leader.
@@ -198,7 +198,7 @@ async fn form(node: &Weak<Node>, shard: &Arc<Shard>) -> std::io::Result<()> {
     }
     // The shards of a node that joined an existing cluster are already formed.
     if !shard.may_form() {
-        return Ok(());
+        return form_added(node, shard).await;
     }
     let Some(mut versions) = node.upgrade().map(|node| node.cluster.machine().watch()) else {
         return Ok(());
@@ -225,6 +225,39 @@ async fn form(node: &Weak<Node>, shard: &Arc<Shard>) -> std::io::Result<()> {
         }
     }
     shard.form().await
+}
+
+/// Forms a shard that was added to the cluster, if this is its first replica: as soon as the
+/// cluster's state says that it exists.
+async fn form_added(node: &Weak<Node>, shard: &Arc<Shard>) -> std::io::Result<()> {
+    let Some((mut versions, draining)) =
+        node.upgrade().map(|node| (node.cluster.machine().watch(), node.draining.clone()))
+    else {
+        return Ok(());
+    };
+    let (own, generation) = node_and_generation(shard.replica().id());
+    loop {
+        let Some(node) = node.upgrade() else { return Ok(()) };
+        versions.mark_unchanged();
+        let first = node.cluster.machine().read(|state| {
+            let placed = state.members().placement()?.shard(shard.id())?;
+            let moving = placed.moving.filter(|_| placed.replicas.is_empty())?;
+            Some(moving).filter(|it| (it.to, it.generation) == (Some(own), generation))
+        });
+        drop(node);
+        match first {
+            None => return Ok(()),
+            Some(moving) if moving.is_cancelled => return Ok(()),
+            Some(moving) if moving.is_created => return shard.form_alone().await,
+            Some(_) => {}
+        }
+        tokio::select! {
+            biased;
+            () = draining.cancelled() => return Ok(()),
+            () = shard.closed() => return Ok(()),
+            changed = versions.changed() => if changed.is_err() { return Ok(()) },
+        }
+    }
 }
 
 /// Bootstraps a new cluster, and checkpoints and purges shard 0's log.

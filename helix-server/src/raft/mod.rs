@@ -38,6 +38,6 @@ pub use state_machine::{Checkpointer, Machine, StateMachine};
 pub use timing::{ElectionRank, ElectionTiming};
 pub use types::{
     Command, ProposalGuard, ProposalResponder, ReplicaId, SnapshotData, TimedResult, TypeConfig,
-    node_of, replica_id,
+    node_and_generation, node_of, replica_id,
 };
 pub(crate) use types::{RaftEntry, RaftLogId, Vote};

@@ -32,6 +32,12 @@ pub fn node_of(replica_id: ReplicaId) -> u64 {
     replica_id >> 32
 }
 
+/// Returns the node of a replica, and the generation of its data.
+pub fn node_and_generation(replica_id: ReplicaId) -> (u64, u32) {
+    let generation = u32::try_from(replica_id & u64::from(u32::MAX)).unwrap_or(0);
+    (node_of(replica_id), generation)
+}
+
 /// The types that Helix runs openraft with.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct TypeConfig;

@@ -235,6 +235,14 @@ impl Shard {
         self.replica.form(self.members.clone()).await
     }
 
+    /// Forms a shard that was added to the cluster, with this replica as the only one.
+    ///
+    /// # Errors
+    /// Fails once openraft has stopped.
+    pub async fn form_alone(&self) -> io::Result<()> {
+        self.replica.form([self.replica_id].into()).await
+    }
+
     /// Resumes an existing shard. A single voter starts an election at once.
     ///
     /// # Errors

@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod access;
+mod add_shards;
 mod admin;
 mod append_stream;
 mod bad_input;

@@ -1,6 +1,7 @@
 //! Operator actions on a cluster under load: drain, restart, add, remove and replace nodes by the
 //! documented procedures, and delete topics.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
@@ -27,6 +28,10 @@ const DELETED_TOPIC: &str = "doomed";
 
 /// Batches written to it each time.
 const DELETED_TOPIC_BATCHES: u64 = 10;
+
+/// Topic that is created once shards were added.
+const NEW_TOPIC: &str = "after-growth";
+const NEW_TOPIC_PARTITIONS: u32 = 12;
 
 /// Returns an admin client for the current nodes.
 pub(crate) fn admin(cluster: &ChaosCluster) -> anyhow::Result<Admin> {
@@ -227,6 +232,67 @@ pub(crate) async fn wait_until_done(
 pub(crate) async fn set_replicas(cluster: &ChaosCluster, replicas: u32) -> anyhow::Result<()> {
     let admin = admin(cluster)?;
     retry_until_ok(|| admin.set_replicas(replicas)).await
+}
+
+/// Adds data shards until there are `total`, and waits until they take partitions.
+pub(crate) async fn add_shards(cluster: &mut ChaosCluster, total: u32) -> anyhow::Result<()> {
+    let admin = admin(cluster)?;
+    let seen = retry_until_ok(|| admin.placement()).await?;
+    let known = seen.shards.iter().filter(|it| it.shard_id != 0).count();
+    let known = u32::try_from(known).context("count the shards")?;
+    if known >= total {
+        return Ok(());
+    }
+    retry_until_ok(|| admin.add_shards(known, total)).await?;
+    let deadline = Instant::now() + CHANGE_MAX;
+    loop {
+        cluster.check_running()?;
+        let seen = admin.placement().await;
+        if let Ok(seen) = &seen {
+            let open = seen.shards.iter().filter(|it| it.shard_id != 0 && !it.is_opening);
+            if u32::try_from(open.count())? == total {
+                return Ok(());
+            }
+        }
+        if Instant::now() > deadline {
+            bail!("NO PROGRESS: {total} shards are not open after {CHANGE_MAX:?}: {seen:?}");
+        }
+        sleep(POLL_INTERVAL).await;
+    }
+}
+
+/// Creates a topic, writes to each of its partitions, and waits until this many nodes lead some.
+pub(crate) async fn spread_new_topic(
+    cluster: &mut ChaosCluster,
+    context: &WorkloadContext,
+    nodes: usize,
+) -> anyhow::Result<()> {
+    let client = context.client()?;
+    let (admin, producer) = (client.admin(), client.producer(ProducerOptions::default()));
+    let topic = NewTopic::new(NEW_TOPIC, NEW_TOPIC_PARTITIONS);
+    retry_until_ok(|| admin.create_topic(&topic)).await?;
+    let batch = payload::build(BatchKey { producer: context.id(), number: 0 }, 3);
+    for partition in 0..NEW_TOPIC_PARTITIONS {
+        retry_until_ok(|| producer.append(NEW_TOPIC, partition, batch.clone())).await?;
+    }
+    let deadline = Instant::now() + CHANGE_MAX;
+    loop {
+        cluster.check_running()?;
+        let mut leaders = BTreeSet::new();
+        for partition in 0..NEW_TOPIC_PARTITIONS {
+            let route = client.route(NEW_TOPIC, partition).await;
+            leaders.extend(route.ok().map(|route| route.node_id));
+        }
+        if leaders.len() >= nodes.min(NEW_TOPIC_PARTITIONS as usize) {
+            return Ok(());
+        }
+        if Instant::now() > deadline {
+            bail!("NO PROGRESS: {NEW_TOPIC} is led by {leaders:?} after {CHANGE_MAX:?}");
+        }
+        // Ignored: the leaders decide.
+        let _ = admin.balance_leaders().await;
+        sleep(POLL_INTERVAL).await;
+    }
 }
 
 /// Waits until all replicas are where they should be, in equal numbers.

@@ -111,10 +111,13 @@ pub enum CoverageMark {
     ReplicaDeleted,
     NodeCordoned,
     SevenNodes,
+    ShardsAdded,
+    AddedShardOpened,
+    AddedShardRead,
 }
 
 impl CoverageMark {
-    pub const ALL: [Self; 100] = [
+    pub const ALL: [Self; 103] = [
         Self::LeaderChange,
         Self::LeaderChangeWithBatchInFlight,
         Self::LeaderCutOff,
@@ -215,6 +218,9 @@ impl CoverageMark {
         Self::ReplicaDeleted,
         Self::NodeCordoned,
         Self::SevenNodes,
+        Self::ShardsAdded,
+        Self::AddedShardOpened,
+        Self::AddedShardRead,
     ];
 }
 

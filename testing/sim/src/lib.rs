@@ -57,6 +57,7 @@ pub mod recreation_log;
 pub mod revocations;
 pub mod run;
 mod sealed;
+mod shard_growth;
 pub mod table_watch;
 pub mod tables;
 pub mod tally;

@@ -3,6 +3,7 @@
 //! - No replica of a node gets a generation that another one had.
 //! - No move is planned to a node that leaves or is cordoned.
 //! - A move that spreads replicas does not leave its target with more than its source.
+//! - An added shard takes partitions only once it has its replicas.
 //! - Without faults the replicas come to be where they should, on the disks and in the Raft groups.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -25,11 +26,18 @@ pub struct PlacementChecker {
     versions: BTreeMap<u64, u64>,
     /// The move that got a generation of a node, by both.
     generations: BTreeMap<(u64, u32), u64>,
+    /// Data shards that take partitions.
+    open: BTreeSet<u64>,
 }
 
 impl PlacementChecker {
     pub fn new(marks: CoverageMarks) -> Self {
-        Self { marks, versions: BTreeMap::new(), generations: BTreeMap::new() }
+        Self {
+            marks,
+            versions: BTreeMap::new(),
+            generations: BTreeMap::new(),
+            open: BTreeSet::new(),
+        }
     }
 
     /// Checks every running node.
@@ -43,10 +51,31 @@ impl PlacementChecker {
             let changed = node.cluster().machine().read(|state| {
                 let is_new =
                     versions.insert(machine.node_id(), state.version()) != Some(state.version());
-                is_new.then(|| (state.version(), state.members().clone()))
+                is_new.then(|| (state.version(), state.members().clone(), state.shards().clone()))
             });
-            if let Some((version, members)) = changed {
+            if let Some((version, members, shards)) = changed {
                 self.check_members(version, &members)?;
+                self.check_shards(&members, &shards)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks the shards that take partitions for the first time.
+    fn check_shards(&mut self, members: &Members, shards: &BTreeSet<u64>) -> Result<(), String> {
+        let Some(placement) = members.placement() else { return Ok(()) };
+        let is_first = self.open.is_empty();
+        for shard_id in shards {
+            if !self.open.insert(*shard_id) || is_first {
+                continue;
+            }
+            self.marks.hit(CoverageMark::AddedShardOpened);
+            let nodes = members.iter().filter(|it| members.may_hold(it.node_id)).count();
+            let wanted = usize::try_from(placement.replicas()).unwrap_or(0).min(nodes);
+            let replicas = placement.shard(*shard_id).map_or(0, |shard| shard.replicas.len());
+            // A node that checks late may see the shard after its replicas or their number changed.
+            if replicas == 0 || (replicas < wanted && replicas < 2) {
+                return Err(format!("shard {shard_id} opens with {replicas} of {wanted} replicas"));
             }
         }
         Ok(())
@@ -103,7 +132,8 @@ pub fn problem(machines: &[SimulatedMachine]) -> Option<String> {
     let Some((_, leader)) = nodes().find(|(_, node)| node.cluster().is_leader()) else {
         return Some("shard 0 has no leader".to_owned());
     };
-    let members = leader.cluster().machine().read(|state| state.members().clone());
+    let (members, open) =
+        leader.cluster().machine().read(|state| (state.members().clone(), state.shards().clone()));
     let Some(placement) = members.placement() else {
         return Some("there is no placement".to_owned());
     };
@@ -119,6 +149,9 @@ pub fn problem(machines: &[SimulatedMachine]) -> Option<String> {
         let wanted = if shard_id == 0 { VOTERS_MAX.min(count) } else { wanted };
         if shard.replicas.len() != wanted {
             return Some(format!("shard {shard_id} wants {wanted} replicas: {shard:?}"));
+        }
+        if shard_id != 0 && !open.contains(&shard_id) {
+            return Some(format!("shard {shard_id} takes no partitions: {shard:?}"));
         }
     }
     let loads = loads(&members, placement);

@@ -1,5 +1,6 @@
 //! Moves replicas while the operator adds and removes nodes: cordons nodes, moves replicas of
-//! shards, and changes the number of replicas. Requests that the cluster refuses are not repeated.
+//! shards, changes the number of replicas, and adds shards. Requests that the cluster refuses are
+//! not repeated.
 
 use std::time::Duration;
 
@@ -12,6 +13,7 @@ use tokio::time::sleep;
 
 use crate::coverage::CoverageMark;
 use crate::plan::PlacementPlan;
+use crate::shard_growth::ShardGrowth;
 use crate::workload::{ClientContext, TOPIC_IS_THERE};
 
 /// Pause before a retry.
@@ -23,13 +25,15 @@ struct Placer {
     rng: StdRng,
     plan: PlacementPlan,
     cordoned: Vec<u64>,
+    growth: ShardGrowth,
 }
 
 /// Changes the placement until the run calms down, then lets all nodes get replicas again.
 pub async fn operate(context: ClientContext, plan: PlacementPlan) -> turmoil::Result {
     context.wait_for_phase(TOPIC_IS_THERE).await;
     let (client, rng) = (context.client()?, context.rng(context.id()));
-    let mut placer = Placer { context, client, rng, plan, cordoned: Vec::new() };
+    let growth = ShardGrowth::default();
+    let mut placer = Placer { context, client, rng, plan, cordoned: Vec::new(), growth };
     placer.set_replicas().await;
     while !placer.context.is_calm() {
         let pause = placer.plan.pause.mul_f64(placer.rng.random_range(0.0..2.0));
@@ -38,6 +42,7 @@ pub async fn operate(context: ClientContext, plan: PlacementPlan) -> turmoil::Re
     }
     placer.uncordon_all().await;
     placer.context.on_uncordoned();
+    placer.growth.check(&placer.context, &placer.client).await?;
     while !placer.context.is_stopped() {
         sleep(RETRY_AFTER).await;
     }
@@ -47,11 +52,16 @@ pub async fn operate(context: ClientContext, plan: PlacementPlan) -> turmoil::Re
 
 impl Placer {
     async fn random_action(&mut self) {
-        match self.rng.random_range(0..10) {
+        match self.rng.random_range(0..14) {
             0..5 => self.move_shard().await,
             5..7 => self.cordon().await,
             7..9 => self.uncordon().await,
-            _ => self.set_replicas().await,
+            9..10 => self.set_replicas().await,
+            10..12 => self.add_shards().await,
+            _ => {
+                let Self { growth, context, client, rng, .. } = self;
+                growth.write(context, client, rng).await;
+            }
         }
     }
 
@@ -65,6 +75,12 @@ impl Placer {
         if let Err(error) = self.client.admin().set_replicas(replicas).await {
             self.note(&format!("cannot set the number of replicas: {error}"));
         }
+    }
+
+    async fn add_shards(&mut self) {
+        let Some(found) = self.placement().await else { return };
+        let Self { growth, context, client, rng, .. } = self;
+        growth.add_shards(context, client, &found, rng).await;
     }
 
     async fn placement(&self) -> Option<GetPlacementResponse> {

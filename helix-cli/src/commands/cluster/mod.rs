@@ -1,6 +1,7 @@
 //! `helix cluster`: the status of the cluster, leadership transfers and changes of its nodes.
 //! Status commands query every node and merge the reports in this program.
 
+pub(crate) mod add_shards;
 pub(crate) mod health;
 pub(crate) mod members;
 pub(crate) mod needed;
@@ -83,6 +84,9 @@ pub(crate) async fn run(global: &GlobalArgs, command: &ClusterSubcommand) -> any
         ClusterSubcommand::Uncordon { node } => placement::cordon(global, *node, false).await,
         ClusterSubcommand::SetReplicas { replicas } => {
             placement::set_replicas(global, *replicas).await
+        }
+        ClusterSubcommand::AddShards { count, no_wait } => {
+            add_shards::run(global, *count, *no_wait).await
         }
         ClusterSubcommand::MoveShard { shard, from, to, no_wait } => {
             let requested = placement::RequestedMove { shard: *shard, from: *from, to: *to };

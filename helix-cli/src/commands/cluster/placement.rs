@@ -47,6 +47,9 @@ struct NodeLoad {
 struct ShardReplicas {
     shard_id: u32,
     node_ids: Vec<u64>,
+    /// An added shard, which takes no partitions before it has its replicas.
+    #[schemars(extend("x-wide" = true))]
+    is_opening: bool,
     #[serde(rename = "move")]
     #[schemars(extend("x-wide" = true))]
     moving: Option<MoveRow>,
@@ -137,6 +140,7 @@ impl From<&GetPlacementResponse> for PlacementStatus {
         let shard = |it: &PlacementShard| ShardReplicas {
             shard_id: it.shard_id,
             node_ids: it.node_ids.clone(),
+            is_opening: it.is_opening,
             moving: it.r#move.as_ref().map(|moving| MoveRow {
                 shard_id: it.shard_id,
                 from: node(moving.from_node_id),
@@ -199,7 +203,11 @@ impl PlacementStatus {
         text += "\nSHARD  NODES\n";
         for shard in &self.shards {
             let nodes: Vec<String> = shard.node_ids.iter().map(u64::to_string).collect();
-            let role = if shard.shard_id == 0 { " (voters)" } else { "" };
+            let role = match (shard.shard_id, shard.is_opening) {
+                (0, _) => " (voters)",
+                (_, true) => " (opening)",
+                (_, false) => "",
+            };
             let _ = write!(text, "{:<6} {}{role}", shard.shard_id, nodes.join(","));
             if let Some(moving) = &shard.moving {
                 let _ = write!(text, "  moving: {}", moving.text());
@@ -327,6 +335,7 @@ mod tests {
             PlacementShard {
                 shard_id: 2,
                 node_ids: vec![2, 3],
+                is_opening: true,
                 stuck_code: "TOO_FEW_NODES".to_owned(),
                 stuck_reason: "add a node".to_owned(),
                 ..Default::default()
@@ -347,6 +356,7 @@ mod tests {
             "1      1,2,3  moving: from node 1 to node 4, 7 entries to fetch",
             "because the node is being removed",
             "waiting: node 4 cannot be reached",
+            "2      2,3 (opening)",
             "TOO_FEW_NODES: add a node",
             "nothing",
         ] {

@@ -406,6 +406,13 @@ impl ClusterService for FakeNode {
         Err(rejection(ErrorReason::Unimplemented))
     }
 
+    async fn add_shards(
+        &self,
+        _: Request<AddShardsRequest>,
+    ) -> Result<Response<AddShardsResponse>, Status> {
+        Err(rejection(ErrorReason::Unimplemented))
+    }
+
     async fn move_shard(
         &self,
         _: Request<MoveShardRequest>,

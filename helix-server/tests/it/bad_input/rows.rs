@@ -6,14 +6,15 @@ use helix_proto::log::v1::append_stream_request::Message as Streamed;
 use helix_proto::log::v1::batch::Form;
 use helix_proto::log::v1::start_position::Position;
 use helix_proto::log::v1::{
-    AddNodeRequest, AddPartitionsRequest, AppendCondition, AppendRequest, AppendStreamBatch,
-    AppendStreamInit, Batch, Compression, CreateTopicRequest, DeleteTopicRequest, EncodedBatch,
-    ErrorReason as R, FetchRequest, GetMetadataRequest, GetTopicRequest, GroupMembership, Header,
-    InitProducerRequest, ListTopicsRequest, MoveShardRequest, PartitionStart, ProducerIdentity,
-    ReadLimits, Record, RemoveNodeRequest, ReplaceNodeRequest, ResolveOffsetsRequest,
-    SetCordonedRequest, SetDrainingRequest, SetFencingTokenRequest, SetReplicasRequest,
-    StartPosition, SubscribeRequest, TopicConfig, TransferLeaderRequest, TrimPartitionRequest,
-    UpdateTopicRequest, WatchMembershipChangeRequest, WatchMetadataRequest,
+    AddNodeRequest, AddPartitionsRequest, AddShardsRequest, AppendCondition, AppendRequest,
+    AppendStreamBatch, AppendStreamInit, Batch, Compression, CreateTopicRequest,
+    DeleteTopicRequest, EncodedBatch, ErrorReason as R, FetchRequest, GetMetadataRequest,
+    GetTopicRequest, GroupMembership, Header, InitProducerRequest, ListTopicsRequest,
+    MoveShardRequest, PartitionStart, ProducerIdentity, ReadLimits, Record, RemoveNodeRequest,
+    ReplaceNodeRequest, ResolveOffsetsRequest, SetCordonedRequest, SetDrainingRequest,
+    SetFencingTokenRequest, SetReplicasRequest, StartPosition, SubscribeRequest, TopicConfig,
+    TransferLeaderRequest, TrimPartitionRequest, UpdateTopicRequest, WatchMembershipChangeRequest,
+    WatchMetadataRequest,
 };
 use helix_proto::plain::PlainRecords;
 use helix_server::limits::{BATCH_BYTES_MAX, PARTITIONS_PER_CALL_MAX};
@@ -1101,6 +1102,19 @@ fn members() -> Vec<FieldCase> {
             &["SetReplicasRequest.replicas"],
             InvalidCall::SetReplicas(SetReplicasRequest { replicas: 4 }),
             Refused(R::InvalidArgument, "replicas: 4 is not one of 1, 3 and 5"),
+        ),
+        (
+            &["AddShardsRequest.total"],
+            InvalidCall::AddShards(AddShardsRequest { current: 1, total: 65 }),
+            Refused(R::InvalidArgument, "total: 65 is above the limit of 64 data shards"),
+        ),
+        (
+            &["AddShardsRequest.current"],
+            InvalidCall::AddShards(AddShardsRequest { current: 7, total: 8 }),
+            Refused(
+                R::MembershipChangeInProgress,
+                "data shards, not 7: shards were added meanwhile",
+            ),
         ),
         (
             &["MoveShardRequest.shard_id"],

@@ -1,6 +1,7 @@
 //! `grow`: grows one node to three and five, replaces a lost disk, and shrinks to three without the
 //! first node, all under load. With more than five nodes, shards get three replicas, which spread
-//! while nodes are killed; then the added nodes are removed again.
+//! while nodes are killed. Then shards are added, every node leads partitions of a new topic, and
+//! the added nodes are removed again.
 //!
 //! Every log is purged before a node joins, so each new node has to fetch a snapshot and the
 //! records. Finally every replica is read and the history is checked.
@@ -19,6 +20,9 @@ use crate::workload::WorkloadShape;
 
 /// Log that nodes keep; the load writes this much within seconds.
 const LOG_KIB: u64 = 512;
+
+/// Data shards after shards were added.
+const SHARDS: u32 = 12;
 
 /// Options of `grow`.
 #[derive(Debug, Clone, Args)]
@@ -84,7 +88,12 @@ async fn spread(args: &GrowArgs, test_bed: &mut TestBed) -> anyhow::Result<()> {
         test_bed.cluster.kill(&[id]).await?;
         test_bed.cluster.start_node(id)?;
     }
+    operator::add_shards(&mut test_bed.cluster, SHARDS).await?;
+    test_bed.logger.log(format_args!("the cluster has {SHARDS} shards"));
     operator::wait_until_placed(&mut test_bed.cluster).await?;
+    let nodes = usize::try_from(args.most)?;
+    operator::spread_new_topic(&mut test_bed.cluster, &test_bed.context, nodes).await?;
+    test_bed.logger.log(format_args!("all {nodes} nodes lead partitions of a new topic"));
     test_bed.progress().await?;
     test_bed.check_replicas().await?;
     test_bed.start_workload()?;

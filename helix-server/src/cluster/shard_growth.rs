@@ -1,0 +1,180 @@
+//! Adds data shards while the cluster runs, and chooses the shards of new partitions.
+//!
+//! [`AddShards`] names new shards that have no replica. The planner gives each one its first
+//! replica like any replica that a shard lacks. Its node forms the shard with this replica alone,
+//! and the others join like moved ones. A shard takes partitions only once it has all of its
+//! replicas, so that no record has fewer copies than it should.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use super::client::Cluster;
+use super::members::{Members, invalid};
+use super::placement::PlacedShard;
+use super::state::ClusterState;
+use crate::error::{Error, Result};
+use crate::limits::SHARDS_MAX;
+use crate::log::{AddShards, ClusterReply, MemberCommand, TopicInfo};
+use crate::protocol;
+
+/// Longest wait for the protocol version of a new cluster.
+const PROTOCOL_WAIT_MAX: Duration = Duration::from_secs(1);
+
+/// New partitions of a topic, in these shards in turn. Without shards, in the topic's.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct ShardTurn {
+    pub(super) shards: Vec<u64>,
+    pub(super) count: u32,
+}
+
+impl Members {
+    /// Names new shards, which have no replica yet. A repeated command changes nothing.
+    pub(super) fn add_shards(&mut self, add: AddShards) -> Result<ClusterReply, ClusterReply> {
+        let AddShards { current, total } = add;
+        self.check_placed()?;
+        let Some(placement) = &mut self.placement else { return Ok(ClusterReply::Done) };
+        let last = placement.shards.keys().last().copied().unwrap_or(0);
+        let known = placement.shards.keys().filter(|id| **id != 0).count() as u64;
+        if u64::from(total) == known {
+            return Ok(ClusterReply::Done);
+        }
+        if u64::from(current) != known {
+            let what = format!(
+                "the cluster has {known} data shards, not {current}: shards were added meanwhile"
+            );
+            return Err(ClusterReply::ChangeInProgress { what });
+        }
+        let Some(more) = u64::from(total).checked_sub(known) else {
+            let what = format!("{total} is less than the current {known}; shards stay permanently");
+            return Err(invalid("total", what));
+        };
+        if last + more > SHARDS_MAX {
+            let what = format!("{total} is above the limit of {SHARDS_MAX} data shards");
+            return Err(invalid("total", what));
+        }
+        placement.shards.extend((last + 1..=last + more).map(|id| (id, PlacedShard::default())));
+        Ok(ClusterReply::Done)
+    }
+
+    /// Returns whether this is, or is about to be, a replica of the data shard. Always true without
+    /// a placement.
+    ///
+    /// The first replica of a new shard may have been given up for another one while its node knew
+    /// nothing of it. Such a replica leads a shard with no other replica.
+    pub(super) fn names_replica(&self, shard_id: u64, node_id: u64, generation: u32) -> bool {
+        let Some(placement) = self.placement() else { return true };
+        placement.shard(shard_id).is_some_and(|it| it.names(node_id, generation))
+    }
+}
+
+impl ClusterState {
+    /// Lets new shards that have all of their replicas take partitions.
+    pub(super) fn open_new_shards(&mut self) {
+        let members = &self.members;
+        let Some(placement) = members.placement() else { return };
+        let nodes = members.iter().filter(|it| members.may_hold(it.node_id)).count();
+        let wanted = usize::try_from(placement.replicas()).unwrap_or(usize::MAX).min(nodes).max(1);
+        let is_new = |(id, shard): &(u64, &PlacedShard)| {
+            *id != 0 && !self.shards.contains(id) && shard.replicas.len() >= wanted
+        };
+        let new: Vec<u64> = placement.shards().filter(is_new).map(|(id, _)| id).collect();
+        self.shards.extend(new);
+    }
+
+    /// Returns the shards of a new topic in an order in which its first partitions go to the shards
+    /// with the fewest. Shards with equally many take their turn by the topic's id.
+    pub(super) fn in_turn(&self, topic_id: u64, shards: &[u64]) -> Vec<u64> {
+        let mut turns = shards.to_vec();
+        if self.protocol < protocol::MORE_SHARDS || turns.is_empty() {
+            return turns;
+        }
+        // The position of the first partition's shard, see `TopicInfo::shards`.
+        let first = usize::try_from(topic_id % turns.len() as u64).unwrap_or(0);
+        turns.rotate_left(first);
+        turns.sort_by_key(|shard| self.partitions_in(*shard));
+        turns.rotate_right(first);
+        turns
+    }
+
+    /// Returns where the next `more` partitions of a topic go. If there are shards that the topic
+    /// does not use, each partition goes to the shard with the fewest of the topic.
+    pub(super) fn turns(&self, topic: &TopicInfo, more: u32) -> Vec<ShardTurn> {
+        let is_plain = topic.extents.iter().all(|extent| extent.shards.is_empty());
+        let has_all = self.shards.iter().all(|shard| topic.shards.contains(shard));
+        let is_new = topic.partition_count == 0;
+        if is_new || self.protocol < protocol::MORE_SHARDS || (is_plain && has_all) {
+            return vec![ShardTurn { shards: Vec::new(), count: more }];
+        }
+        let known = topic.shard_counts();
+        let count_in = |shard: &u64| known.get(shard).copied().unwrap_or(0);
+        let mut counts: BTreeMap<u64, u64> =
+            self.shards.iter().map(|shard| (*shard, count_in(shard))).collect();
+        let (mut turns, mut left) = (Vec::new(), more);
+        // Fills the shards with the fewest up to the next number. Without end there is none.
+        while left > 0 {
+            let least = counts.values().copied().min().unwrap_or(0);
+            let next = counts.values().copied().filter(|count| *count > least).min();
+            let mut shards: Vec<u64> =
+                counts.iter().filter(|row| *row.1 == least).map(|row| *row.0).collect();
+            shards.sort_by_key(|shard| self.partitions_in(*shard));
+            let length = shards.len() as u64;
+            let capacity = next.map_or(u64::from(left), |next| (next - least) * length);
+            let count = u32::try_from(capacity).map_or(left, |capacity| capacity.min(left));
+            for (turn, shard) in (0..).zip(&shards) {
+                let taken = (u64::from(count) + length - 1 - turn) / length;
+                *counts.entry(*shard).or_default() += taken;
+            }
+            shards.truncate(count as usize);
+            turns.push(ShardTurn { shards, count });
+            left -= count;
+        }
+        turns
+    }
+
+    /// Returns the number of partitions in a data shard.
+    pub(super) fn partitions_in(&self, shard_id: u64) -> u64 {
+        self.shard_partitions.get(&shard_id).copied().unwrap_or(0)
+    }
+
+    /// Counts the partitions of all topics.
+    pub(super) fn count_partitions(&mut self) {
+        self.shard_partitions.clear();
+        for topic in self.topics.values() {
+            for (shard, count) in topic.shard_counts() {
+                *self.shard_partitions.entry(shard).or_default() += count;
+            }
+        }
+    }
+
+    /// Takes the partitions of a topic from the counts: it goes, or is counted again.
+    pub(super) fn uncount_partitions(&mut self, topic: &TopicInfo) {
+        for (shard, count) in topic.shard_counts() {
+            let known = self.shard_partitions.entry(shard).or_default();
+            *known = known.saturating_sub(count);
+            if *known == 0 {
+                self.shard_partitions.remove(&shard);
+            }
+        }
+    }
+}
+
+impl Cluster {
+    /// Adds data shards, up to `total`, if the cluster has `current` ones. Succeeds if it has
+    /// `total` already.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a number out of range, [`Error::ChangeInProgress`] if the
+    /// cluster has another number of shards than `current`, [`Error::Unimplemented`] before every
+    /// node is upgraded, and the errors of [`Self::catch_up`] and [`Self::command`].
+    pub async fn add_shards(&self, current: u32, total: u32) -> Result<()> {
+        self.catch_up().await?;
+        if !self.wait_protocol(protocol::MORE_SHARDS, PROTOCOL_WAIT_MAX).await {
+            let what = "more shards before every node runs a release with protocol version 10";
+            return Err(Error::Unimplemented { what });
+        }
+        self.change_placement(MemberCommand::AddShards(AddShards { current, total })).await
+    }
+}
+
+#[cfg(test)]
+mod tests;
