@@ -388,6 +388,11 @@ pub(crate) fn of_health(reason: HealthReason) -> Option<ReasonText> {
             "the message has the reason; remove it\n\
              the node retries; records are served, and old ones stay on its disk",
         )),
+        HealthReason::MovesPaused => Some(text(
+            "moves of replicas are paused",
+            "an operator has run `helix cluster pause-moves`",
+            "helix cluster resume-moves   resumes them; until then no replica is replaced or moved",
+        )),
         HealthReason::Unspecified
         | HealthReason::NoLeader
         | HealthReason::DiskFull

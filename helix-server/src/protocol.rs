@@ -52,6 +52,9 @@ pub const KAFKA_BATCHES: u32 = 8;
 /// cluster's state, and the requests of nodes without a replica.
 pub const PLACEMENT: u32 = 9;
 
+/// First version in which moves of replicas can be paused.
+pub const PAUSED_MOVES: u32 = 10;
+
 /// A range of protocol versions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ProtocolVersions {
@@ -61,7 +64,7 @@ pub struct ProtocolVersions {
 
 impl ProtocolVersions {
     /// The versions that this program speaks. Version 1 had no members and no peer addresses.
-    pub const OWN: Self = Self { oldest: 2, newest: 9 };
+    pub const OWN: Self = Self { oldest: 2, newest: 10 };
 
     pub fn contains(self, version: u32) -> bool {
         (self.oldest..=self.newest).contains(&version)

@@ -7,14 +7,15 @@ use helix_proto::log::v1 as wire;
 use helix_proto::log::v1::cluster_service_server::ClusterService;
 use helix_proto::log::v1::{
     AddNodeRequest, AddNodeResponse, BalanceLeadersRequest, BalanceLeadersResponse,
-    GetHealthRequest, GetHealthResponse, GetMetadataRequest, GetMetadataResponse,
-    GetNodeStatusRequest, GetNodeStatusResponse, GetPlacementRequest, GetPlacementResponse,
-    HealthIssue, HealthReason, ListSlowCallsRequest, ListSlowCallsResponse, MoveShardRequest,
-    MoveShardResponse, RemoveNodeRequest, RemoveNodeResponse, ReplaceNodeRequest,
+    CancelMoveRequest, CancelMoveResponse, GetHealthRequest, GetHealthResponse, GetMetadataRequest,
+    GetMetadataResponse, GetNodeStatusRequest, GetNodeStatusResponse, GetPlacementRequest,
+    GetPlacementResponse, HealthIssue, HealthReason, ListSlowCallsRequest, ListSlowCallsResponse,
+    MoveShardRequest, MoveShardResponse, RemoveNodeRequest, RemoveNodeResponse, ReplaceNodeRequest,
     ReplaceNodeResponse, SetCordonedRequest, SetCordonedResponse, SetDrainingRequest,
-    SetDrainingResponse, SetReplicasRequest, SetReplicasResponse, TransferLeaderRequest,
-    TransferLeaderResponse, WatchMembershipChangeRequest, WatchMembershipChangeResponse,
-    WatchMetadataRequest, WatchMetadataResponse,
+    SetDrainingResponse, SetMovesPausedRequest, SetMovesPausedResponse, SetReplicasRequest,
+    SetReplicasResponse, TransferLeaderRequest, TransferLeaderResponse,
+    WatchMembershipChangeRequest, WatchMembershipChangeResponse, WatchMetadataRequest,
+    WatchMetadataResponse,
 };
 use tokio::time::Instant;
 use tonic::codegen::BoxStream;
@@ -328,6 +329,22 @@ impl ClusterService for ClusterHandler {
         let MoveShardRequest { shard_id, from_node_id, to_node_id } = request.into_inner();
         self.node.cluster().move_shard(shard_id.into(), from_node_id, to_node_id).await?;
         Ok(Response::new(MoveShardResponse {}))
+    }
+
+    async fn set_moves_paused(
+        &self,
+        request: Request<SetMovesPausedRequest>,
+    ) -> Result<Response<SetMovesPausedResponse>, Status> {
+        authorize_change(&self.node, &request).await?;
+        Ok(Response::new(placement::set_paused(&self.node, request.into_inner()).await?))
+    }
+
+    async fn cancel_move(
+        &self,
+        request: Request<CancelMoveRequest>,
+    ) -> Result<Response<CancelMoveResponse>, Status> {
+        authorize_change(&self.node, &request).await?;
+        Ok(Response::new(placement::cancel(&self.node, request.into_inner()).await?))
     }
 }
 

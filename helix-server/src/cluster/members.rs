@@ -177,6 +177,7 @@ impl Members {
             MemberCommand::ReplicaCreated(created) => self.replica_created(*created),
             MemberCommand::FinishMove(finish) => self.finish_move(*finish),
             MemberCommand::CancelMove(cancel) => self.cancel_move(*cancel),
+            MemberCommand::PauseMoves(paused) => self.pause_moves(*paused)?,
         };
         Ok(MembersUpdate { reply, is_changed: *self != before, removed })
     }

@@ -80,7 +80,8 @@ impl From<&ReplicaPlacement> for PlacementRecord {
             replicas: shard.replicas.iter().map(generation_row).collect(),
             moving: shard.moving.as_ref().map(MoveRecord::from),
         });
-        Self { replicas: placement.replicas, shards: shards.collect() }
+        let (replicas, paused) = (placement.replicas, placement.is_paused);
+        Self { replicas, shards: shards.collect(), paused }
     }
 }
 
@@ -125,7 +126,8 @@ impl PlacementRecord {
                 return Err(broken(format!("shard {shard_id} appears twice")));
             }
         }
-        Ok(ReplicaPlacement { replicas: self.replicas, shards })
+        let (replicas, is_paused) = (self.replicas, self.paused);
+        Ok(ReplicaPlacement { replicas, shards, is_paused })
     }
 }
 

@@ -271,6 +271,7 @@ fn field(name: &str) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cluster::obstacle::Obstacle;
     use crate::cluster::reconcile::ChangePhase;
     use crate::cluster::state::{ClusterLimits, ClusterState};
     use crate::log::{ChangeKind, CreateTopic, MemberChange, PartitionSettings, Verdict};
@@ -336,7 +337,10 @@ mod tests {
             version: 8,
             phase: ChangePhase::CatchingUp,
             entries: 5,
-            blocked: "why".to_owned(),
+            bytes: 6,
+            caught_up_to: 7,
+            commit_index: 8,
+            blocked: Obstacle::new("CODE", "why", "what to do"),
         };
         for response in [
             PeerResponse::Version(4),

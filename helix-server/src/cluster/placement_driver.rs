@@ -7,13 +7,15 @@ use std::time::Duration;
 use super::client::{Cluster, unexpected};
 use super::members::Members;
 use super::node_changes::refusal;
+use super::obstacle::Obstacle;
 use super::placement::{MoveReason, ReplicaPlacement, ShardMove, ShardTarget};
 use super::planner::{Plan, PlanStep, plan};
 use super::reconcile::{ChangePhase, ShardProgress};
 use crate::error::{Error, Result};
 use crate::limits;
 use crate::log::{
-    ClusterCommand, ClusterReply, FinishMove, MemberCommand, PlanMove, SetCordoned, TakePlacement,
+    CancelMove, ClusterCommand, ClusterReply, FinishMove, MemberCommand, PlanMove, SetCordoned,
+    TakePlacement,
 };
 use crate::protocol;
 use crate::raft::{Replica, ReplicaId, node_of};
@@ -28,6 +30,32 @@ pub struct PlacementReport {
     pub plan: Plan,
     /// Progress of the moves, by the shards' leaders.
     pub progress: Vec<ShardProgress>,
+    /// Nodes that respond.
+    pub reachable: BTreeSet<u64>,
+}
+
+impl PlacementReport {
+    /// Returns the progress of a shard, with the reason why its move does not go on.
+    pub fn progress_of(&self, shard_id: u64) -> Option<ShardProgress> {
+        let shard = self.members.placement()?.shard(shard_id)?;
+        let moving = shard.moving.as_ref()?;
+        let row = self.progress.iter().find(|row| row.shard_id == shard_id);
+        let row = row.filter(|row| row.version > 0).cloned();
+        let pending = || {
+            let blocked = Obstacle::no_leader(shard_id);
+            ShardProgress::new(shard_id, 0, ChangePhase::Pending, blocked)
+        };
+        let mut row = row.unwrap_or_else(pending);
+        if let Some(to) = moving.to.filter(|_| !moving.is_created && !moving.is_cancelled) {
+            row.blocked = Obstacle::not_created(to, self.reachable.contains(&to));
+        } else if let Some(to) = moving.to.filter(|to| {
+            let is_working = row.blocked.is_none() && row.phase != ChangePhase::Done;
+            is_working && !moving.is_cancelled && !self.reachable.contains(to)
+        }) {
+            row.blocked = Obstacle::unreachable(to);
+        }
+        Some(row)
+    }
 }
 
 impl Cluster {
@@ -53,6 +81,29 @@ impl Cluster {
             }
             (state.version(), target, shard.and_then(|it| it.finishable()).copied())
         })
+    }
+
+    /// Lets a shard keep its voters, without new replicas, while the moves are paused. A shard whose
+    /// voters have changed finishes its move, and a cancelled one leads back. Returns whether the
+    /// shard waits.
+    pub(super) fn hold_back(
+        &self,
+        shard_id: u64,
+        replica: &Replica,
+        moving: Option<&ShardMove>,
+        target: &mut ShardTarget,
+    ) -> bool {
+        let is_paused = self
+            .machine()
+            .read(|state| state.members().placement().is_some_and(ReplicaPlacement::is_paused));
+        let is_running = moving.is_some_and(|it| !it.is_cancelled);
+        let membership = replica.membership();
+        let [voters] = membership.configs.as_slice() else { return false };
+        if shard_id == 0 || !is_paused || !is_running || *voters == target.voters {
+            return false;
+        }
+        target.voters.clone_from(voters);
+        true
     }
 
     /// Commits that a shard has the replicas after its move, or those from before a cancelled one.
@@ -142,12 +193,13 @@ impl Cluster {
         mut rows: Vec<ShardProgress>,
     ) -> Vec<ShardProgress> {
         let Some(placement) = members.placement() else { return rows };
-        let plan = plan(members, &self.reachable());
+        let reachable = self.reachable();
+        let plan = plan(members, &reachable);
         let has_leaver = members.iter().any(|it| it.leaving && members.has_data(it.node_id));
         for row in &mut rows {
             if row.shard_id == 0 && has_leaver && row.phase == ChangePhase::Done {
                 row.phase = ChangePhase::Pending;
-                row.blocked = "the other shards go first".to_owned();
+                row.blocked = Obstacle::other_shards_first(plan.waiting_shards());
                 continue;
             }
             let moving = placement.shard(row.shard_id).and_then(|it| it.moving.as_ref());
@@ -162,9 +214,9 @@ impl Cluster {
             {
                 row.phase = ChangePhase::Pending;
                 if let Some(stuck) = stuck {
-                    row.blocked = stuck.reason.to_string();
+                    row.blocked = stuck.reason.obstacle();
                 } else if let Some(to) = moving.filter(|it| !it.is_created).and_then(|it| it.to) {
-                    row.blocked = format!("node {to} has not created its replica yet");
+                    row.blocked = Obstacle::not_created(to, reachable.contains(&to));
                 }
             }
         }
@@ -180,9 +232,10 @@ impl Cluster {
         self.wait_placed().await?;
         self.catch_up().await?;
         let members = self.machine().read(|state| state.members().clone());
-        let plan = plan(&members, &self.reachable());
+        let reachable = self.reachable();
+        let plan = plan(&members, &reachable);
         let progress = self.progress_since(0, &members).await;
-        Ok(PlacementReport { members, plan, progress })
+        Ok(PlacementReport { members, plan, progress, reachable })
     }
 
     /// Keeps new replicas away from a node, or no longer.
@@ -193,6 +246,46 @@ impl Cluster {
     pub async fn set_cordoned(&self, node_id: u64, cordoned: bool) -> Result<()> {
         let command = MemberCommand::SetCordoned(SetCordoned { node_id, cordoned });
         self.change_placement(command).await
+    }
+
+    /// Pauses all moves of replicas, or resumes them.
+    ///
+    /// # Errors
+    /// [`Error::Unimplemented`] before every node runs this release, and the errors of
+    /// [`Self::catch_up`] and [`Self::command`].
+    pub async fn pause_moves(&self, paused: bool) -> Result<()> {
+        if self.protocol() < protocol::PAUSED_MOVES {
+            let what = "pausing moves before every node is upgraded";
+            return Err(Error::Unimplemented { what });
+        }
+        self.change_placement(MemberCommand::PauseMoves(paused)).await
+    }
+
+    /// Cancels the move of a shard's replica, at any step until it is finished. Returns it.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for an unknown shard, [`Error::ChangeRefused`] if nothing moves,
+    /// and the errors of [`Self::catch_up`] and [`Self::command`].
+    pub async fn cancel_move(&self, shard_id: u64) -> Result<ShardMove> {
+        self.wait_placed().await?;
+        self.catch_up().await?;
+        let shard = self
+            .machine()
+            .read(|state| state.members().placement().and_then(|it| it.shard(shard_id)).cloned());
+        let Some(shard) = shard else {
+            let what = format!("there is no shard {shard_id}");
+            return Err(Error::InvalidArgument { field: "shard_id", what });
+        };
+        let Some(moving) = shard.moving else {
+            let what = format!(
+                "no replica of shard {shard_id} is being moved; a finished move is undone by \
+                 another one"
+            );
+            return Err(Error::ChangeRefused { what });
+        };
+        let cancel = CancelMove { shard_id, id: moving.id };
+        self.change_placement(MemberCommand::CancelMove(cancel)).await?;
+        Ok(ShardMove { is_cancelled: true, ..moving })
     }
 
     /// Sets the number of replicas that each data shard should have.
@@ -222,7 +315,15 @@ impl Cluster {
             }
         }
         self.catch_up().await?;
-        let is_member = self.machine().read(|state| state.members().get(to).is_some());
+        let (is_member, is_paused) = self.machine().read(|state| {
+            let members = state.members();
+            let is_paused = members.placement().is_some_and(ReplicaPlacement::is_paused);
+            (members.get(to).is_some(), is_paused)
+        });
+        if is_paused {
+            let what = "moves of replicas are paused; resume them first".to_owned();
+            return Err(Error::ChangeRefused { what });
+        }
         if is_member && !self.reachable().contains(&to) {
             let what = format!("node {to} cannot be reached; start it first");
             return Err(Error::ChangeRefused { what });

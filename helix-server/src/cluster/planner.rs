@@ -9,6 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use super::members::Members;
+use super::obstacle::{Obstacle, list};
 use super::placement::{MoveReason, PlacedShard, ReplicaPlacement, ShardMove};
 use crate::limits::{MOVES_MAX, REPLICAS_MAX};
 use crate::log::{CancelMove, MemberCommand, PlanMove};
@@ -50,37 +51,40 @@ impl PlanStep {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum StuckReason {
     /// Too few of its replicas are reachable to change them.
-    NoMajority { reachable: usize, needed: usize },
+    NoMajority { reachable: usize, needed: usize, silent: Vec<u64> },
     /// The only nodes that may get a replica are unreachable.
     Unreachable { nodes: Vec<u64> },
     /// It would lose its only replica.
     LastReplica,
-    /// There are not enough nodes that may have a replica.
-    TooFewNodes { replicas: usize, wanted: usize },
+    /// There are not enough nodes that may have a replica. `refused` has the nodes without one.
+    TooFewNodes { replicas: usize, wanted: usize, refused: Vec<(u64, &'static str)> },
     /// As many moves as possible are in progress.
     OtherMovesFirst,
     /// A node that leaves keeps its vote in shard 0 until it has no other replica.
-    OtherShardsFirst,
+    OtherShardsFirst { shards: usize },
+    /// An operator has paused the moves.
+    MovesPaused,
 }
 
 impl fmt::Display for StuckReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NoMajority { reachable, needed } => write!(
+            Self::NoMajority { reachable, needed, silent } => write!(
                 f,
-                "{reachable} of its replicas are reachable, {needed} are needed to move one"
+                "{reachable} of its replicas are reachable, {needed} are needed to move one; nodes \
+                 that do not respond: {}",
+                list(silent)
             ),
             Self::Unreachable { nodes } => {
-                write!(f, "the nodes that may get a replica cannot be reached: {nodes:?}")
+                write!(f, "the nodes that may get a replica cannot be reached: {}", list(nodes))
             }
             Self::LastReplica => write!(f, "no node may get a replica, and this is the only one"),
-            Self::TooFewNodes { replicas, wanted } => write!(
-                f,
-                "it has {replicas} of {wanted} replicas, and no other node may get one; add or \
-                 uncordon a node"
-            ),
+            Self::TooFewNodes { replicas, wanted, refused } => {
+                write!(f, "it has {replicas} of {wanted} replicas, and no other node may get one")?;
+                refused.iter().try_for_each(|(node, why)| write!(f, "; node {node} {why}"))
+            }
             Self::OtherMovesFirst => write!(f, "{MOVES_MAX} other moves go first"),
-            Self::OtherShardsFirst => write!(f, "the other shards go first"),
+            Self::OtherShardsFirst { .. } | Self::MovesPaused => self.obstacle().fmt(f),
         }
     }
 }
@@ -99,7 +103,39 @@ impl StuckReason {
             Self::LastReplica => "LAST_REPLICA",
             Self::TooFewNodes { .. } => "TOO_FEW_NODES",
             Self::OtherMovesFirst => "OTHER_MOVES_FIRST",
-            Self::OtherShardsFirst => "OTHER_SHARDS_FIRST",
+            Self::OtherShardsFirst { .. } => "OTHER_SHARDS_FIRST",
+            Self::MovesPaused => "MOVES_PAUSED",
+        }
+    }
+
+    /// Returns what an operator can do about it.
+    pub fn next_step(&self) -> String {
+        match self {
+            Self::NoMajority { silent, .. } | Self::Unreachable { nodes: silent } => format!(
+                "start nodes {}; if they will not return, replace them, or remove them with --lost",
+                list(silent)
+            ),
+            Self::LastReplica => "add or uncordon a node".to_owned(),
+            Self::TooFewNodes { refused, .. } => {
+                let is_cordoned = |(_, why): &&(u64, &str)| *why == "is cordoned";
+                let cordoned = refused.iter().filter(is_cordoned).map(|(node, _)| *node);
+                let cordoned: Vec<u64> = cordoned.collect();
+                match cordoned.is_empty() {
+                    true => "add a node, or run `helix cluster set-replicas`".to_owned(),
+                    false => format!("uncordon nodes {}, or add a node", list(&cordoned)),
+                }
+            }
+            Self::OtherMovesFirst => "wait; see the moves in progress".to_owned(),
+            Self::OtherShardsFirst { .. } | Self::MovesPaused => self.obstacle().next_step,
+        }
+    }
+
+    /// Returns this reason as an obstacle.
+    pub fn obstacle(&self) -> Obstacle {
+        match self {
+            Self::OtherShardsFirst { shards } => Obstacle::other_shards_first(*shards),
+            Self::MovesPaused => Obstacle::paused(),
+            other => Obstacle::new(other.code(), other.to_string(), other.next_step()),
         }
     }
 }
@@ -131,6 +167,35 @@ impl Plan {
         let lacks_nodes = |stuck: &StuckShard| stuck.reason.is_lack_of_nodes();
         self.steps.iter().all(is_spread) && self.stuck.iter().all(lacks_nodes)
     }
+
+    /// Returns the number of data shards that do not have the replicas that they should have.
+    pub(super) fn waiting_shards(&self) -> usize {
+        let of_step = |step: &PlanStep| match step {
+            PlanStep::Move(it) => it.shard_id,
+            PlanStep::Cancel { shard_id, .. } => *shard_id,
+        };
+        let stuck = self.stuck.iter().map(|it| it.shard_id);
+        let shards: BTreeSet<u64> = self.steps.iter().map(of_step).chain(stuck).collect();
+        shards.into_iter().filter(|shard_id| *shard_id != 0).count()
+    }
+
+    /// Starts nothing: what would begin now waits, except for moves that only spread replicas.
+    fn pause(&mut self) {
+        for step in std::mem::take(&mut self.steps) {
+            let (shard_id, node_id) = match step {
+                PlanStep::Move(PlannedMove { reason: MoveReason::Spread, .. }) => continue,
+                PlanStep::Move(PlannedMove { shard_id, from, .. }) => (shard_id, from),
+                PlanStep::Cancel { shard_id, .. } => (shard_id, None),
+            };
+            self.stuck.push(StuckShard { shard_id, node_id, reason: StuckReason::MovesPaused });
+        }
+        for it in &mut self.stuck {
+            if it.reason == StuckReason::OtherMovesFirst {
+                it.reason = StuckReason::MovesPaused;
+            }
+        }
+        self.stuck.sort_by_key(|it| it.shard_id);
+    }
 }
 
 /// Plans the next moves. `reachable` has the nodes that respond, with this one. Nothing is planned
@@ -143,6 +208,9 @@ pub(super) fn plan(members: &Members, reachable: &BTreeSet<u64>) -> Plan {
         planner.repair(shard_id, shard);
     }
     planner.spread();
+    if placement.is_paused() {
+        planner.plan.pause();
+    }
     planner.plan
 }
 
@@ -249,7 +317,8 @@ impl<'a> Planner<'a> {
             (None, None) if count > wanted => (Some(self.surplus(shard)), MoveReason::TooMany),
             (None, None) => {
                 if waiting.is_some() {
-                    self.stuck(shard_id, waiting, StuckReason::OtherShardsFirst);
+                    let shards = waiting.map_or(0, |node| self.data_shards_on(node));
+                    self.stuck(shard_id, waiting, StuckReason::OtherShardsFirst { shards });
                 }
                 return;
             }
@@ -266,7 +335,8 @@ impl<'a> Planner<'a> {
                 let after = self.live(rest) + usize::from(to.is_some());
                 let size = count + usize::from(to.is_some()) - usize::from(from.is_some());
                 if to.is_none() && from.is_none() {
-                    let reason = StuckReason::TooFewNodes { replicas: count, wanted };
+                    let refused = self.refused(shard);
+                    let reason = StuckReason::TooFewNodes { replicas: count, wanted, refused };
                     return self.stuck(shard_id, None, reason);
                 }
                 if size == 0 {
@@ -277,13 +347,32 @@ impl<'a> Planner<'a> {
                         true => (live, needed),
                         false => (after, size / 2 + 1),
                     };
-                    let reason = StuckReason::NoMajority { reachable, needed };
+                    let is_silent = |row: &(&u64, &u32)| self.live(std::iter::once(*row)) == 0;
+                    let silent = shard.replicas.iter().filter(is_silent);
+                    let silent = silent.map(|(node, _)| *node).collect();
+                    let reason = StuckReason::NoMajority { reachable, needed, silent };
                     return self.stuck(shard_id, from, reason);
                 }
                 self.start(PlannedMove { shard_id, from, to, reason });
             }
             Err(nodes) => self.stuck(shard_id, from, StuckReason::Unreachable { nodes }),
         }
+    }
+
+    /// Returns the number of data shards with a replica on a node, also during a move.
+    fn data_shards_on(&self, node: u64) -> usize {
+        let data = self.placement.shards().filter(|(shard_id, _)| *shard_id != 0);
+        let holds = |shard: &PlacedShard| {
+            shard.generation_on(node).is_some() || shard.replicas.contains_key(&node)
+        };
+        data.filter(|(_, shard)| holds(shard)).count()
+    }
+
+    /// Returns the nodes without a replica of a shard, with the reasons why they get none.
+    fn refused(&self, shard: &PlacedShard) -> Vec<(u64, &'static str)> {
+        let others = self.members.iter().map(|it| it.node_id);
+        let others = others.filter(|node| !shard.replicas.contains_key(node));
+        others.filter_map(|node| Some((node, self.members.refusal_to_hold(node)?))).collect()
     }
 
     /// Returns the node that gets a new replica: the one with the fewest. `None` if no node may

@@ -23,6 +23,8 @@ impl MemberCommand {
             Self::ReplicaCreated(_) => "replica was created",
             Self::FinishMove(_) => "finish move",
             Self::CancelMove(_) => "cancel move",
+            Self::PauseMoves(true) => "pause moves",
+            Self::PauseMoves(false) => "resume moves",
         }
     }
 }

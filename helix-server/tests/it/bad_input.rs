@@ -20,16 +20,16 @@ use helix_proto::log::v1::produce_service_client::ProduceServiceClient;
 use helix_proto::log::v1::topic_service_client::TopicServiceClient;
 use helix_proto::log::v1::{
     AddNodeRequest, AddPartitionsRequest, AllowAccessRequest, AppendRequest, AppendStreamRequest,
-    CommitOffsetsRequest, CreateTokenRequest, CreateTopicRequest, DeleteGroupRequest,
-    DeleteTopicRequest, DescribeGroupRequest, ErrorReason, FetchRequest, ForgetGroupTopicRequest,
-    GetMetadataRequest, GetOffsetsRequest, GetTopicRequest, HeartbeatRequest, InitProducerRequest,
-    LeaveRequest, ListAccessRequest, ListGroupsRequest, ListQuotasRequest, ListTokensRequest,
-    ListTopicsRequest, MoveShardRequest, RemoveAccessRequest, RemoveNodeRequest,
-    ReplaceNodeRequest, ReportGatewayMembersRequest, ResolveOffsetsRequest, RevokeTokenRequest,
-    SeekGroupRequest, SetCordonedRequest, SetDrainingRequest, SetFencingTokenRequest,
-    SetQuotaRequest, SetReplicasRequest, SubscribeRequest, TestAccessRequest,
-    TransferLeaderRequest, TrimPartitionRequest, UpdateTopicRequest, WatchMembershipChangeRequest,
-    WatchMetadataRequest,
+    CancelMoveRequest, CommitOffsetsRequest, CreateTokenRequest, CreateTopicRequest,
+    DeleteGroupRequest, DeleteTopicRequest, DescribeGroupRequest, ErrorReason, FetchRequest,
+    ForgetGroupTopicRequest, GetMetadataRequest, GetOffsetsRequest, GetTopicRequest,
+    HeartbeatRequest, InitProducerRequest, LeaveRequest, ListAccessRequest, ListGroupsRequest,
+    ListQuotasRequest, ListTokensRequest, ListTopicsRequest, MoveShardRequest, RemoveAccessRequest,
+    RemoveNodeRequest, ReplaceNodeRequest, ReportGatewayMembersRequest, ResolveOffsetsRequest,
+    RevokeTokenRequest, SeekGroupRequest, SetCordonedRequest, SetDrainingRequest,
+    SetFencingTokenRequest, SetMovesPausedRequest, SetQuotaRequest, SetReplicasRequest,
+    SubscribeRequest, TestAccessRequest, TransferLeaderRequest, TrimPartitionRequest,
+    UpdateTopicRequest, WatchMembershipChangeRequest, WatchMetadataRequest,
 };
 use prost::Message;
 use prost_types::{FileDescriptorSet, MethodDescriptorProto};
@@ -65,6 +65,8 @@ enum InvalidCall {
     SetCordoned(SetCordonedRequest),
     SetReplicas(SetReplicasRequest),
     MoveShard(MoveShardRequest),
+    CancelMove(CancelMoveRequest),
+    PauseMoves(SetMovesPausedRequest),
     WatchMembershipChange(WatchMembershipChangeRequest),
     Heartbeat(HeartbeatRequest),
     Leave(LeaveRequest),
@@ -154,6 +156,8 @@ impl InvalidCall {
             Self::SetCordoned(request) => cluster.set_cordoned(request).await.map(drop),
             Self::SetReplicas(request) => cluster.set_replicas(request).await.map(drop),
             Self::MoveShard(request) => cluster.move_shard(request).await.map(drop),
+            Self::PauseMoves(request) => cluster.set_moves_paused(request).await.map(drop),
+            Self::CancelMove(request) => cluster.cancel_move(request).await.map(drop),
             Self::WatchMembershipChange(request) => {
                 let mut answers = cluster.watch_membership_change(request).await?.into_inner();
                 answers.message().await.map(drop)

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use helix_client::{Admin, Client, ProducerOptions};
 use helix_proto::log::v1::{
-    FetchRequest, MembershipChange, MembershipPhase, Metadata, PartitionRecords,
+    FetchRequest, MembershipChange, MembershipPhase, Metadata, PartitionRecords, RemoveNodeRequest,
 };
 use helix_server::config::{AdminAddr, ServerConfig, StorageMode};
 use helix_server::limits::ELECTION_TIMEOUT_MS_MAX;
@@ -230,7 +230,12 @@ impl Fleet {
 
     /// Removes a node as [`Self::shrink`] does, and waits until that is done.
     pub(crate) async fn remove(&mut self, node: u64) -> TestServer {
-        let change = self.admin().remove_node(node, false, false).await.unwrap().unwrap();
+        let removal = RemoveNodeRequest {
+            node_id: node,
+            allow_fewer_replicas: true,
+            ..RemoveNodeRequest::default()
+        };
+        let change = self.admin().remove_node_with(removal).await.unwrap().unwrap();
         let removed = self.nodes.remove(&node).unwrap();
         self.done(change.id).await;
         removed

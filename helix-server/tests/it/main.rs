@@ -45,6 +45,7 @@ mod peer_records;
 mod peer_wire;
 mod placement;
 mod placement_kill;
+mod placement_pause;
 mod process;
 mod produce;
 mod raw_http2;

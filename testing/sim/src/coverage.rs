@@ -110,6 +110,9 @@ pub enum CoverageMark {
     ReplicaMoved,
     ReplicaDeleted,
     NodeCordoned,
+    RemovalRefused,
+    MovesPaused,
+    MoveCancelled,
     SevenNodes,
 }
 
@@ -214,6 +217,9 @@ impl CoverageMark {
         Self::ReplicaMoved,
         Self::ReplicaDeleted,
         Self::NodeCordoned,
+        Self::RemovalRefused,
+        Self::MovesPaused,
+        Self::MoveCancelled,
         Self::SevenNodes,
     ];
 }

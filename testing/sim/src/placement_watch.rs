@@ -2,6 +2,9 @@
 //!
 //! - No replica of a node gets a generation that another one had.
 //! - No move is planned to a node that leaves or is cordoned.
+//! - No move is planned while moves are paused.
+//! - A move is cancelled only by an operator, or if its target leaves or lost the new replica: a
+//!   copy is not thrown away because the leader has changed.
 //! - A move that spreads replicas does not leave its target with more than its source.
 //! - Without faults the replicas come to be where they should, on the disks and in the Raft groups.
 
@@ -13,6 +16,7 @@ use helix_server::raft::{node_of, replica_id};
 
 use crate::cluster::SimulatedMachine;
 use crate::coverage::{CoverageMark, CoverageMarks};
+use crate::workload::CancelledShards;
 
 /// Voters of shard 0.
 const VOTERS_MAX: usize = 5;
@@ -25,11 +29,14 @@ pub struct PlacementChecker {
     versions: BTreeMap<u64, u64>,
     /// The move that got a generation of a node, by both.
     generations: BTreeMap<(u64, u32), u64>,
+    /// Shards whose moves an operator has cancelled at some time.
+    cancelled: CancelledShards,
 }
 
 impl PlacementChecker {
-    pub fn new(marks: CoverageMarks) -> Self {
-        Self { marks, versions: BTreeMap::new(), generations: BTreeMap::new() }
+    pub fn new(marks: CoverageMarks, cancelled: CancelledShards) -> Self {
+        let (versions, generations) = Default::default();
+        Self { marks, versions, generations, cancelled }
     }
 
     /// Checks every running node.
@@ -63,12 +70,21 @@ impl PlacementChecker {
                     moving.id, moving.generation
                 ));
             }
+            let member = members.get(to);
+            let is_gone = member.is_none_or(|it| it.leaving || moving.generation < it.generation);
+            if moving.is_cancelled && !is_gone && !self.cancelled.contains(shard_id) {
+                return Err(format!("shard {shard_id}: no operator cancelled {moving:?}"));
+            }
             if moving.id != version {
                 continue;
             }
+            if placement.is_paused() {
+                return Err(format!(
+                    "shard {shard_id} moves although moves are paused: {moving:?}"
+                ));
+            }
             // Planned by the last change.
             self.marks.hit(CoverageMark::ReplicaMoveBegun);
-            let member = members.get(to);
             if member.is_none_or(|it| it.leaving || it.cordoned) {
                 return Err(format!("shard {shard_id} moves to {member:?}"));
             }
@@ -109,6 +125,9 @@ pub fn problem(machines: &[SimulatedMachine]) -> Option<String> {
     };
     if let Some(change) = members.running() {
         return Some(format!("a membership change is in progress: {change:?}"));
+    }
+    if placement.is_paused() {
+        return Some("moves are paused".to_owned());
     }
     if let Some(moving) = placement.moves().next() {
         return Some(format!("a replica moves: {moving:?}"));

@@ -6,6 +6,7 @@ use rand::{RngExt, SeedableRng};
 
 use super::*;
 use crate::cluster::members::Member;
+use crate::cluster::obstacle::removal_obstacle;
 use crate::log::{FinishMove, ReplicaCreated, SetCordoned, TakePlacement};
 use crate::raft::replica_id;
 
@@ -308,6 +309,124 @@ fn every_stuck_replica_has_a_reason() {
     cluster.add(4);
     cluster.leave(3);
     assert_eq!(reasons(&cluster), ["OTHER_MOVES_FIRST"; 3], "shard 0 gets a vote on node 4, too");
+}
+
+/// While moves are paused nothing starts, and each shard that would move has that reason.
+#[test]
+fn pauses_are_obeyed() {
+    let mut paused_shards = 0;
+    for seed in seeds(200) {
+        let _context = SeedOnPanic(seed);
+        let mut rng = StdRng::seed_from_u64(seed);
+        let mut cluster = random_cluster(&mut rng);
+        for _ in 0..rng.random_range(0..6) {
+            let node = cluster.members.iter().map(|it| it.node_id).choose(&mut rng).unwrap();
+            match rng.random_range(0..4) {
+                0 => cluster.cordon(node),
+                1 => cluster.lose(node),
+                2 => cluster.leave(node),
+                _ => drop(cluster.reachable.remove(&node)),
+            }
+        }
+        let free = plan(&cluster.members, &cluster.reachable);
+        cluster.apply(&MemberCommand::PauseMoves(true));
+        let paused = plan(&cluster.members, &cluster.reachable);
+        assert_eq!(paused.steps, [], "{paused:?}");
+        for step in &free.steps {
+            let PlanStep::Move(planned) = *step else { panic!("{step:?}") };
+            let is_explained = paused
+                .stuck
+                .iter()
+                .any(|it| it.shard_id == planned.shard_id && it.reason == StuckReason::MovesPaused);
+            assert!(is_explained || planned.reason == MoveReason::Spread, "{planned:?} {paused:?}");
+            paused_shards += u32::from(is_explained);
+            let refused = cluster.members.apply(cluster.version + 1, &step.command(0));
+            assert!(refused.is_err(), "{step:?}");
+        }
+        expect_settled(&cluster, &paused);
+        assert!(free.is_complete() || !paused.is_complete(), "{free:?} {paused:?}");
+        cluster.apply(&MemberCommand::PauseMoves(false));
+        assert_eq!(plan(&cluster.members, &cluster.reachable), free);
+    }
+    assert!(paused_shards > 50, "{paused_shards}");
+}
+
+/// Every reason has a name, numbers where there are any, and a next step.
+#[test]
+fn reasons_say_what_to_do() {
+    let refused = vec![(4, "is cordoned"), (5, "is being removed")];
+    let reasons = [
+        StuckReason::NoMajority { reachable: 1, needed: 2, silent: vec![2, 3] },
+        StuckReason::Unreachable { nodes: vec![4] },
+        StuckReason::LastReplica,
+        StuckReason::TooFewNodes { replicas: 2, wanted: 3, refused },
+        StuckReason::OtherMovesFirst,
+        StuckReason::OtherShardsFirst { shards: 2 },
+        StuckReason::MovesPaused,
+    ];
+    for reason in &reasons {
+        let obstacle = reason.obstacle();
+        assert_eq!(obstacle.code, reason.code());
+        assert!(!obstacle.what.is_empty() && !obstacle.next_step.is_empty(), "{reason:?}");
+    }
+    let text = |at: usize| format!("{}: {}", reasons[at], reasons[at].next_step());
+    assert!(text(0).contains("nodes that do not respond: 2, 3"), "{}", text(0));
+    let few = text(3);
+    assert!(few.contains("2 of 3 replicas") && few.contains("node 4 is cordoned"), "{few}");
+    assert!(few.contains("uncordon nodes 4"), "{few}");
+    assert!(text(5).contains("2 of them are not done"), "{}", text(5));
+}
+
+#[test]
+fn removal_is_refused_if_the_others_cannot_take_its_replicas() {
+    let refused = |cluster: &Cluster, node| {
+        removal_obstacle(&cluster.members, node).map(|it| format!("{it}; {}", it.next_step))
+    };
+    // Five of four nodes: three replicas can fail as often as four.
+    assert_eq!(refused(&Cluster::of(4, 2, 5), 4), None);
+    let three = refused(&Cluster::of(3, 2, 5), 3).unwrap();
+    for part in [
+        "node 3 has replicas of 2 shards",
+        "shard 1 would have 2 of 3 replicas; 2 nodes would remain; add a node first",
+        "set-replicas 1",
+        "--fewer-replicas",
+    ] {
+        assert!(three.contains(part), "{part}: {three}");
+    }
+    assert!(refused(&Cluster::of(2, 1, 3), 1).unwrap().contains("1 of 2 replicas"));
+    let mut four = Cluster::of(4, 3, 3);
+    let mut rng = StdRng::seed_from_u64(1);
+    four.settle(&mut rng);
+    assert_eq!(refused(&four, 1), None, "the others take them");
+    four.cordon(2);
+    four.cordon(3);
+    four.cordon(4);
+    let text = refused(&four, 1).unwrap();
+    assert!(text.contains("node 2 is cordoned, node 3 is cordoned, node 4 is cordoned"), "{text}");
+    assert!(text.contains("uncordon nodes 2, 3, 4"), "{text}");
+    // A removal without an obstacle leaves each shard what it had.
+    for seed in seeds(200) {
+        let _context = SeedOnPanic(seed);
+        let mut rng = StdRng::seed_from_u64(seed);
+        let mut cluster = random_cluster(&mut rng);
+        cluster.settle(&mut rng);
+        let node = cluster.members.iter().map(|it| it.node_id).choose(&mut rng).unwrap();
+        if rng.random_bool(0.5) {
+            let other = cluster.members.iter().map(|it| it.node_id).choose(&mut rng).unwrap();
+            cluster.cordon(other);
+        }
+        if cluster.members.iter().count() < 2 || refused(&cluster, node).is_some() {
+            continue;
+        }
+        let before = cluster.placement().clone();
+        cluster.leave(node);
+        cluster.settle(&mut rng);
+        let may_fail = |shard: &PlacedShard| shard.replicas.len().saturating_sub(1) / 2;
+        for (shard_id, shard) in cluster.placement().shards().filter(|(id, _)| *id != 0) {
+            let had = before.shard(shard_id).unwrap();
+            assert!(may_fail(shard) >= may_fail(had), "{had:?} {shard:?} {cluster:?}");
+        }
+    }
 }
 
 #[test]

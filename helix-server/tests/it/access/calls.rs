@@ -196,6 +196,12 @@ pub(crate) fn examples(topic: &str) -> Vec<ExampleCall> {
         example("ClusterService/SetCordoned", SetCordonedRequest::default(), &cluster(O::Alter)),
         example("ClusterService/SetReplicas", SetReplicasRequest::default(), &cluster(O::Alter)),
         example("ClusterService/MoveShard", MoveShardRequest::default(), &cluster(O::Alter)),
+        example(
+            "ClusterService/SetMovesPaused",
+            SetMovesPausedRequest::default(),
+            &cluster(O::Alter),
+        ),
+        example("ClusterService/CancelMove", CancelMoveRequest::default(), &cluster(O::Alter)),
         example("AccessService/WhoAmI", WhoAmIRequest {}, &[]),
         example("AccessService/CreateToken", CreateTokenRequest::default(), &cluster(O::Admin)),
         example("AccessService/ListTokens", ListTokensRequest::default(), &cluster(O::Admin)),
