@@ -54,6 +54,7 @@ fn response(report: &PlacementReport, leaders: &BTreeMap<u64, u64>) -> GetPlacem
         node_id: member.node_id,
         replicas: of(&now, member.node_id),
         replicas_after: of(&after, member.node_id),
+        rack: member.rack.clone(),
         refusal: members.refusal_to_hold(member.node_id).unwrap_or_default().to_owned(),
     });
     let shards = placement.shards().map(|(shard_id, shard)| {
@@ -118,5 +119,6 @@ fn wire_reason(reason: MoveReason) -> wire::MoveReason {
         MoveReason::ReplicaLost => wire::MoveReason::ReplicaLost,
         MoveReason::Spread => wire::MoveReason::Spread,
         MoveReason::Manual => wire::MoveReason::Manual,
+        MoveReason::Racks => wire::MoveReason::Racks,
     }
 }

@@ -55,6 +55,7 @@ impl From<&Members> for MembersRecord {
             draining: member.draining,
             leaving: member.leaving,
             cordoned: member.cordoned,
+            rack: member.rack.clone(),
         };
         let generations = members.generations.iter();
         Self {
@@ -154,6 +155,7 @@ impl MembersRecord {
                 draining: it.draining,
                 leaving: it.leaving,
                 cordoned: it.cordoned,
+                rack: it.rack,
             };
             if members.members.insert(node_id, member).is_some() {
                 return Err(broken(format!("node {node_id} appears twice")));

@@ -240,7 +240,7 @@ fn encode_reply(reply: &ClusterReply) -> PeerResponseKind {
 
 /// Maps a field name of a reply to its static form. The names are part of the public API.
 fn field(name: &str) -> &'static str {
-    const FIELDS: [&str; 23] = [
+    const FIELDS: [&str; 24] = [
         "name",
         "count",
         "node_id",
@@ -249,6 +249,7 @@ fn field(name: &str) -> &'static str {
         "to_node_id",
         "replicas",
         "peer_endpoint",
+        "rack",
         "shards",
         "partition_count",
         "replication_factor",

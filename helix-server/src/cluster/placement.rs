@@ -34,20 +34,31 @@ pub enum MoveReason {
     Spread,
     /// An operator asked for it.
     Manual,
+    /// A rack has more of the shard's replicas than another one, by two or more.
+    Racks,
 }
 
 impl MoveReason {
-    const ALL: [Self; 6] = [
+    const ALL: [Self; 7] = [
         Self::TooFew,
         Self::TooMany,
         Self::NodeLeaves,
         Self::ReplicaLost,
         Self::Spread,
         Self::Manual,
+        Self::Racks,
     ];
 
     pub(super) fn number(self) -> u32 {
-        self as u32 + 1
+        match self {
+            Self::Racks => 40,
+            other => other as u32 + 1,
+        }
+    }
+
+    /// Returns whether such a move improves the placement, but is not needed.
+    pub fn is_optional(self) -> bool {
+        matches!(self, Self::Spread | Self::Racks | Self::Manual)
     }
 
     pub(super) fn from_number(number: u32) -> Option<Self> {

@@ -9,13 +9,13 @@ use super::members::Members;
 use super::node_changes::refusal;
 use super::obstacle::Obstacle;
 use super::placement::{MoveReason, ReplicaPlacement, ShardMove, ShardTarget};
-use super::planner::{Plan, PlanStep, plan};
+use super::planner::{Plan, PlanStep, plan, rack_objection};
 use super::reconcile::{ChangePhase, ShardProgress};
 use crate::error::{Error, Result};
 use crate::limits;
 use crate::log::{
     CancelMove, ClusterCommand, ClusterReply, FinishMove, MemberCommand, PlanMove, SetCordoned,
-    TakePlacement,
+    SetRack, TakePlacement,
 };
 use crate::protocol;
 use crate::raft::{Replica, ReplicaId, node_of};
@@ -181,7 +181,7 @@ impl Cluster {
         let mut leaving = members.iter().filter(|it| it.leaving);
         let target = members.shard_target(0);
         is_done
-            && moves.all(|(_, it)| is_optional(it.reason))
+            && moves.all(|(_, it)| it.reason.is_optional())
             && !leaving.any(|it| members.has_replicas(it.node_id))
             && self.replica().membership().is(&target.voters, &target.learners)
     }
@@ -205,10 +205,10 @@ impl Cluster {
             let moving = placement.shard(row.shard_id).and_then(|it| it.moving.as_ref());
             let stuck = plan.stuck.iter().find(|it| it.shard_id == row.shard_id);
             let is_planned = plan.steps.iter().any(|step| match step {
-                PlanStep::Move(it) => it.shard_id == row.shard_id && !is_optional(it.reason),
+                PlanStep::Move(it) => it.shard_id == row.shard_id && !it.reason.is_optional(),
                 PlanStep::Cancel { shard_id, .. } => *shard_id == row.shard_id,
             });
-            let waits = moving.is_some_and(|it| !is_optional(it.reason)) || is_planned;
+            let waits = moving.is_some_and(|it| !it.reason.is_optional()) || is_planned;
             if (waits || stuck.is_some_and(|it| !it.reason.is_lack_of_nodes()))
                 && row.phase == ChangePhase::Done
             {
@@ -246,6 +246,27 @@ impl Cluster {
     pub async fn set_cordoned(&self, node_id: u64, cordoned: bool) -> Result<()> {
         let command = MemberCommand::SetCordoned(SetCordoned { node_id, cordoned });
         self.change_placement(command).await
+    }
+
+    /// Brings the rack of this node in the cluster's state in line with its settings. Returns
+    /// whether it is, or cannot be yet.
+    pub async fn state_rack(&self, rack: &str) -> bool {
+        let node_id = self.node_id();
+        let is_other = self.machine().read(|state| {
+            let member = state.members().get(node_id);
+            member.is_some_and(|member| member.rack != rack)
+        });
+        if !is_other || self.protocol() < protocol::RACKS {
+            return true;
+        }
+        let set = SetRack { node_id, rack: rack.to_owned() };
+        match self.command(ClusterCommand::Members(MemberCommand::SetRack(set))).await {
+            Ok(_) => true,
+            Err(error) => {
+                tracing::debug!(%error, "cannot state the rack yet");
+                false
+            }
+        }
     }
 
     /// Pauses all moves of replicas, or resumes them.
@@ -328,6 +349,10 @@ impl Cluster {
             let what = format!("node {to} cannot be reached; start it first");
             return Err(Error::ChangeRefused { what });
         }
+        let members = self.machine().read(|state| state.members().clone());
+        if let Some(what) = rack_objection(&members, shard_id, from, to) {
+            return Err(Error::ChangeRefused { what });
+        }
         let reason = MoveReason::Manual.number();
         let plan = PlanMove { shard_id, from, to, reason, planned_at: 0 };
         self.change_placement(MemberCommand::PlanMove(plan)).await
@@ -363,9 +388,4 @@ impl Cluster {
             other => Err(unexpected(&other)),
         }
     }
-}
-
-/// Returns whether a move improves the placement, but is not needed.
-fn is_optional(reason: MoveReason) -> bool {
-    matches!(reason, MoveReason::Spread | MoveReason::Manual)
 }

@@ -3,7 +3,7 @@
 pub use crate::records::member_command_record::Command as MemberCommand;
 pub use crate::records::{
     AddMember, CancelMove, FinishMove, InitMembers, Joined, PlanMove, RemoveMember, ReplaceMember,
-    ReplicaCreated, SetCordoned, SetDraining, TakePlacement,
+    ReplicaCreated, SetCordoned, SetDraining, SetRack, TakePlacement,
 };
 
 impl MemberCommand {
@@ -23,6 +23,7 @@ impl MemberCommand {
             Self::ReplicaCreated(_) => "replica was created",
             Self::FinishMove(_) => "finish move",
             Self::CancelMove(_) => "cancel move",
+            Self::SetRack(_) => "set rack",
             Self::PauseMoves(true) => "pause moves",
             Self::PauseMoves(false) => "resume moves",
         }

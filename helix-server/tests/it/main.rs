@@ -46,6 +46,7 @@ mod peer_wire;
 mod placement;
 mod placement_kill;
 mod placement_pause;
+mod placement_racks;
 mod process;
 mod produce;
 mod raw_http2;

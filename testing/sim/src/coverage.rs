@@ -113,6 +113,7 @@ pub enum CoverageMark {
     RemovalRefused,
     MovesPaused,
     MoveCancelled,
+    RackMove,
     SevenNodes,
 }
 
@@ -220,6 +221,7 @@ impl CoverageMark {
         Self::RemovalRefused,
         Self::MovesPaused,
         Self::MoveCancelled,
+        Self::RackMove,
         Self::SevenNodes,
     ];
 }

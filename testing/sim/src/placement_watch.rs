@@ -6,6 +6,7 @@
 //! - A move is cancelled only by an operator, or if its target leaves or lost the new replica: a
 //!   copy is not thrown away because the leader has changed.
 //! - A move that spreads replicas does not leave its target with more than its source.
+//! - A move between racks leaves the shard's replicas in more of them.
 //! - Without faults the replicas come to be where they should, on the disks and in the Raft groups.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -88,6 +89,16 @@ impl PlacementChecker {
             if member.is_none_or(|it| it.leaving || it.cordoned) {
                 return Err(format!("shard {shard_id} moves to {member:?}"));
             }
+            if let (MoveReason::Racks, Some(from)) = (moving.reason, moving.from) {
+                self.marks.hit(CoverageMark::RackMove);
+                let rack = |node: u64| members.get(node).map_or("", |it| it.rack.as_str());
+                let shard = placement.shard(shard_id);
+                let after = shard.map(|shard| shard.after()).unwrap_or_default();
+                let count = |name: &str| after.keys().filter(|node| rack(**node) == name).count();
+                if rack(from) == rack(to) || count(rack(to)) > count(rack(from)) {
+                    return Err(format!("shard {shard_id}: {moving:?} does not help: {after:?}"));
+                }
+            }
             let loads = loads(members, placement);
             let load = |node: u64| loads.get(&node).copied().unwrap_or(0);
             if let (MoveReason::Spread, Some(from)) = (moving.reason, moving.from)
@@ -140,9 +151,14 @@ pub fn problem(machines: &[SimulatedMachine]) -> Option<String> {
             return Some(format!("shard {shard_id} wants {wanted} replicas: {shard:?}"));
         }
     }
+    if let Some(shard_id) = crowded(&members, placement) {
+        return Some(format!("a rack has too many replicas of shard {shard_id}: {members:?}"));
+    }
     let loads = loads(&members, placement);
     let (least, most) = (loads.values().min()?, loads.values().max()?);
-    if most - least > 1 {
+    // Racks come before the numbers of replicas.
+    let has_racks = members.iter().any(|member| !member.rack.is_empty());
+    if most - least > 1 && !has_racks {
         return Some(format!("replicas are not spread: {loads:?}"));
     }
     for member in members.iter() {
@@ -167,6 +183,20 @@ pub fn problem(machines: &[SimulatedMachine]) -> Option<String> {
         })
     });
     unreached.map(|(shard_id, shard)| format!("shard {shard_id} has other voters than {shard:?}"))
+}
+
+/// Returns a shard with a replica that should be in another rack.
+fn crowded(members: &Members, placement: &ReplicaPlacement) -> Option<u64> {
+    let rack = |node: u64| members.get(node).map_or("", |member| member.rack.as_str());
+    let mut shards = placement.shards();
+    let found = shards.find(|(_, shard)| {
+        let count = |name: &str| shard.replicas.keys().filter(|node| rack(**node) == name).count();
+        let most = shard.replicas.keys().map(|node| count(rack(*node))).max().unwrap_or(0);
+        let others = members.iter().map(|it| it.node_id);
+        let mut others = others.filter(|node| !shard.replicas.contains_key(node));
+        others.any(|node| count(rack(node)) + 2 <= most)
+    });
+    found.map(|(shard_id, _)| shard_id)
 }
 
 /// Returns how the replicas on a node differ from the placement.

@@ -40,6 +40,7 @@ struct NodeLoad {
     replicas: u32,
     /// Once all moves in progress are done.
     replicas_after: u32,
+    rack: Option<String>,
     /// Why it gets no new replicas. None if it does.
     refusal: Option<String>,
 }
@@ -145,6 +146,7 @@ fn reason_text(name: &str) -> &'static str {
         "REPLICA_LOST" => "the node lost its data",
         "SPREAD" => "the numbers of replicas on the nodes differ",
         "MANUAL" => "an operator asked for it",
+        "RACKS" => "another rack has fewer of its replicas",
         _ => "of a later release",
     }
 }
@@ -155,6 +157,7 @@ impl From<&GetPlacementResponse> for PlacementStatus {
             node_id: it.node_id,
             replicas: it.replicas,
             replicas_after: it.replicas_after,
+            rack: some(&it.rack),
             refusal: some(&it.refusal),
         };
         let shard = |it: &PlacementShard| ShardReplicas {
@@ -245,7 +248,8 @@ impl PlacementStatus {
         text += "NODE  REPLICAS  AFTER MOVES\n";
         for it in &self.nodes {
             let why = it.refusal.as_ref().map(|why| format!("  gets no replicas: it {why}"));
-            let why = why.unwrap_or_default();
+            let rack = it.rack.as_ref().map(|rack| format!("  rack {}", shown::one_line(rack)));
+            let why = rack.unwrap_or_default() + &why.unwrap_or_default();
             let _ =
                 writeln!(text, "{:<5} {:<9} {}{why}", it.node_id, it.replicas, it.replicas_after);
         }
@@ -408,13 +412,14 @@ mod tests {
             replicas: 1,
             replicas_after: 0,
             refusal: "is being removed".to_owned(),
+            rack: "a".to_owned(),
         }];
         let (planned, paused) = (Vec::new(), true);
         let response = GetPlacementResponse { replicas: 3, nodes, shards, planned, paused };
         let status = PlacementStatus::from(&response);
         let text = status.text(true);
         for part in [
-            "1     1         0  gets no replicas: it is being removed",
+            "1     1         0  rack a  gets no replicas: it is being removed",
             "0      1,2,3 (voters)",
             "1      1,2,3  moving: from node 1 to node 4, 7 entries to fetch",
             "because the node is being removed",

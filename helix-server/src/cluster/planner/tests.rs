@@ -7,7 +7,7 @@ use rand::{RngExt, SeedableRng};
 use super::*;
 use crate::cluster::members::Member;
 use crate::cluster::obstacle::removal_obstacle;
-use crate::log::{FinishMove, ReplicaCreated, SetCordoned, TakePlacement};
+use crate::log::{FinishMove, ReplicaCreated, SetCordoned, SetRack, TakePlacement};
 use crate::raft::replica_id;
 
 /// A cluster whose moves are carried out at once.
@@ -41,6 +41,7 @@ impl Cluster {
             draining: false,
             leaving: false,
             cordoned: false,
+            rack: String::new(),
         };
         self.members.members.insert(node_id, member);
         self.members.generations.insert(node_id, 1);
@@ -57,6 +58,23 @@ impl Cluster {
         let set = MemberCommand::SetCordoned(SetCordoned { node_id, cordoned: true });
         // The last node that may get replicas is not cordoned.
         let _ = self.members.apply(self.version + 1, &set);
+    }
+
+    fn set_racks(&mut self, rack_of: impl Fn(u64) -> String) {
+        for node_id in self.members.iter().map(|it| it.node_id).collect::<Vec<_>>() {
+            let rack = rack_of(node_id);
+            self.apply(&MemberCommand::SetRack(SetRack { node_id, rack }));
+        }
+    }
+
+    /// Sum of the squares of a shard's replicas in each rack: less is better.
+    fn crowding<'a>(&self, nodes: impl IntoIterator<Item = &'a u64>) -> usize {
+        let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+        for node in nodes {
+            let member = self.members.get(*node);
+            *counts.entry(member.map_or("", |it| it.rack.as_str())).or_default() += 1;
+        }
+        counts.values().map(|count| count * count).sum()
     }
 
     fn leave(&mut self, node_id: u64) {
@@ -90,8 +108,8 @@ impl Cluster {
     fn settle(&mut self, rng: &mut StdRng) -> (Vec<PlannedMove>, Plan) {
         let mut moves = Vec::new();
         let replicas: usize = self.placement().shards().map(|(_, it)| it.replicas.len()).sum();
-        // Each replica moves once for what is wrong with it, and once to spread.
-        let bound = 2 * replicas + 5 * self.placement().shards().count() + 10;
+        // Each replica moves once for what is wrong with it, once between racks, and once to spread.
+        let bound = 3 * replicas + 5 * self.placement().shards().count() + 10;
         loop {
             let next = plan(&self.members, &self.reachable);
             let running: Vec<u64> = self.placement().moves().map(|(id, _)| id).collect();
@@ -122,6 +140,13 @@ impl Cluster {
         let stay = rest.iter().filter(|(node, it)| is_live(node, it)).count();
         let new = usize::from(to.is_some());
         assert!(stay + new > (rest.len() + new) / 2, "{planned:?} {shard:?}");
+        let after: BTreeSet<u64> = rest.iter().map(|(node, _)| **node).chain(to).collect();
+        let (before, after) = (self.crowding(shard.replicas.keys()), self.crowding(&after));
+        match planned.reason {
+            MoveReason::Racks => assert!(after < before, "{planned:?} {shard:?}"),
+            MoveReason::Spread => assert!(after <= before, "{planned:?} {shard:?}"),
+            _ => {}
+        }
         if let Some(to) = to {
             assert!(self.members.may_hold(to) && self.reachable.contains(&to), "{planned:?}");
         }
@@ -232,6 +257,91 @@ fn replica_counts_differ_by_one_at_most() {
         let loads = cluster.loads();
         let (least, most) = (loads.values().min().unwrap(), loads.values().max().unwrap());
         assert!(most - least <= 1, "{loads:?}");
+    }
+}
+
+/// Racks come before the numbers of replicas: no replica may be crowded without a reason.
+#[test]
+fn replicas_spread_over_racks() {
+    let mut rack_moves = 0;
+    for seed in seeds(300) {
+        let _context = SeedOnPanic(seed);
+        let mut rng = StdRng::seed_from_u64(seed);
+        let mut cluster = random_cluster(&mut rng);
+        let racks = rng.random_range(1..=4);
+        let salt = rng.random_range(0..100);
+        cluster.set_racks(|node| match (node * 7 + salt) % (racks + 1) {
+            0 => String::new(),
+            rack => format!("r{rack}"),
+        });
+        for _ in 0..rng.random_range(0..3) {
+            let node = cluster.members.iter().map(|it| it.node_id).choose(&mut rng).unwrap();
+            match rng.random_range(0..3) {
+                0 => cluster.cordon(node),
+                1 => cluster.leave(node),
+                _ => drop(cluster.reachable.remove(&node)),
+            }
+        }
+        let (moves, last) = cluster.settle(&mut rng);
+        rack_moves += moves.iter().filter(|it| it.reason == MoveReason::Racks).count();
+        expect_nothing_undone(&moves);
+        expect_settled(&cluster, &last);
+        for (shard_id, shard) in cluster.placement().shards() {
+            let is_live = |(node, generation): (&u64, &u32)| {
+                cluster.reachable.contains(node) && !cluster.members.is_lost(*node, *generation)
+            };
+            let is_explained = last.stuck.iter().any(|it| it.shard_id == shard_id);
+            if is_explained || !shard.replicas.iter().all(is_live) {
+                continue;
+            }
+            let now = cluster.crowding(shard.replicas.keys());
+            for from in shard.replicas.keys() {
+                let may_hold = |it: &&Member| {
+                    cluster.members.may_hold(it.node_id)
+                        && !shard.replicas.contains_key(&it.node_id)
+                };
+                for to in cluster.members.iter().filter(may_hold).map(|it| it.node_id) {
+                    let kept = shard.replicas.keys().filter(|node| *node != from);
+                    let after = cluster.crowding(kept.chain([&to]));
+                    assert!(after >= now, "shard {shard_id}: {from} to {to}: {cluster:?}");
+                }
+            }
+        }
+    }
+    assert!(rack_moves > 100, "{rack_moves}");
+}
+
+#[test]
+fn crowded_rack_has_a_reason_and_blocks_no_change() {
+    let mut cluster = Cluster::of(4, 1, 3);
+    let mut rng = StdRng::seed_from_u64(1);
+    cluster.settle(&mut rng);
+    let holders: Vec<u64> =
+        cluster.placement().shard(1).unwrap().replicas.keys().copied().collect();
+    let free = (1..=4).find(|node| !holders.contains(node)).unwrap();
+    cluster.set_racks(|node| if node == free { "b" } else { "a" }.to_owned());
+    cluster.cordon(free);
+    let last = plan(&cluster.members, &cluster.reachable);
+    let of_data: Vec<_> = last.stuck.iter().filter(|it| it.shard_id == 1).collect();
+    let [stuck] = of_data[..] else { panic!("{last:?}") };
+    assert_eq!(stuck.reason.code(), "RACKS");
+    let text = format!("{}; {}", stuck.reason, stuck.reason.next_step());
+    assert!(text.contains("3 of its 3 replicas are in rack a"), "{text}");
+    assert!(text.contains(&format!("node {free} is cordoned; uncordon nodes {free}")), "{text}");
+    assert!(last.is_complete());
+    let uncordon = SetCordoned { node_id: free, cordoned: false };
+    cluster.apply(&MemberCommand::SetCordoned(uncordon));
+    let (moves, last) = cluster.settle(&mut rng);
+    assert!(moves.iter().any(|it| it.shard_id == 1 && it.to == Some(free)), "{moves:?}");
+    assert_eq!(last, Plan::default());
+    // A replica that moves off a node that leaves goes to the rack that loses it.
+    let mut six = Cluster::of(6, 4, 3);
+    six.set_racks(|node| format!("r{}", node % 3));
+    six.settle(&mut rng);
+    six.leave(1);
+    six.settle(&mut rng);
+    for (shard_id, shard) in six.placement().shards().filter(|(id, _)| *id != 0) {
+        assert_eq!(six.crowding(shard.replicas.keys()), 3, "shard {shard_id}: {shard:?}");
     }
 }
 
@@ -363,6 +473,12 @@ fn reasons_say_what_to_do() {
         StuckReason::OtherMovesFirst,
         StuckReason::OtherShardsFirst { shards: 2 },
         StuckReason::MovesPaused,
+        StuckReason::Racks {
+            rack: "a".to_owned(),
+            replicas: 2,
+            of: 3,
+            refused: vec![(6, "is cordoned")],
+        },
     ];
     for reason in &reasons {
         let obstacle = reason.obstacle();
