@@ -95,7 +95,7 @@ impl Admin {
     pub async fn health(&self) -> Result<GetHealthResponse> {
         self.client
             .call_any(CallSpec::new("health", Repeat::Read), |node| async move {
-                node.cluster().get_health(GetHealthRequest {}).await
+                node.cluster().get_health(GetHealthRequest::default()).await
             })
             .await
     }
@@ -141,7 +141,17 @@ impl Admin {
     /// The failure, or a timeout if the node does not respond within the attempt timeout.
     pub async fn node_health(&self, address: &str) -> Result<GetHealthResponse> {
         let mut cluster = self.client.shared.routing.node(address)?.cluster();
-        self.once("health", cluster.get_health(GetHealthRequest {})).await
+        self.once("health", cluster.get_health(GetHealthRequest::default())).await
+    }
+
+    /// Returns the health as [`Admin::node_health`] does. The node also proves the shards that it
+    /// leads by a committed entry.
+    ///
+    /// # Errors
+    /// As [`Admin::node_health`].
+    pub async fn prove_health(&self, address: &str) -> Result<GetHealthResponse> {
+        let mut cluster = self.client.shared.routing.node(address)?.cluster();
+        self.once("health", cluster.get_health(GetHealthRequest { prove: true })).await
     }
 
     /// Makes one attempt at a call that changes nothing.

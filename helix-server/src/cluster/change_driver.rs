@@ -271,7 +271,9 @@ impl Cluster {
         let is_joining = members.get(last.node_id).is_some_and(|it| it.joining.is_some());
         let phase = shards.iter().map(|row| row.phase).min().filter(|_| !is_joining);
         let phase = phase.unwrap_or(ChangePhase::Pending);
-        let blocked = shards.iter().find(|row| !row.blocked.is_none());
+        // Shards that wait for others say less than those.
+        let blocked = shards.iter().filter(|row| !row.blocked.is_none());
+        let blocked = blocked.min_by_key(|row| (row.blocked.waits_for_shards(), row.shard_id));
         let blocked = blocked.map(|row| format!("shard {}: {}", row.shard_id, row.blocked));
         // The change itself is done only when shard 0's leader has finished it.
         let phase = phase.min(ChangePhase::ChangingVoters);

@@ -5,6 +5,9 @@ use std::fmt;
 
 use super::members::Members;
 
+/// Name of the obstacle of shards that wait for others.
+const OTHER_SHARDS_FIRST: &str = "OTHER_SHARDS_FIRST";
+
 /// Maximum number of nodes or shards that an obstacle names.
 const LISTED_MAX: usize = 5;
 
@@ -63,7 +66,12 @@ impl Obstacle {
             0 => "the other shards go first".to_owned(),
             count => format!("the other shards go first: {count} of them are not done"),
         };
-        Self::new("OTHER_SHARDS_FIRST", what, "wait; see the other shards")
+        Self::new(OTHER_SHARDS_FIRST, what, "wait; see the other shards")
+    }
+
+    /// Returns whether this is only a wait for other shards.
+    pub(super) fn waits_for_shards(&self) -> bool {
+        self.code == OTHER_SHARDS_FIRST
     }
 
     pub(super) fn no_leader(shard_id: u64) -> Self {

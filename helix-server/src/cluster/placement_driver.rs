@@ -389,3 +389,6 @@ impl Cluster {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

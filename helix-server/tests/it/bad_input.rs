@@ -66,6 +66,7 @@ enum InvalidCall {
     SetReplicas(SetReplicasRequest),
     MoveShard(MoveShardRequest),
     CancelMove(CancelMoveRequest),
+    GetHealth(GetHealthRequest),
     PauseMoves(SetMovesPausedRequest),
     WatchMembershipChange(WatchMembershipChangeRequest),
     Heartbeat(HeartbeatRequest),
@@ -157,6 +158,7 @@ impl InvalidCall {
             Self::SetReplicas(request) => cluster.set_replicas(request).await.map(drop),
             Self::MoveShard(request) => cluster.move_shard(request).await.map(drop),
             Self::PauseMoves(request) => cluster.set_moves_paused(request).await.map(drop),
+            Self::GetHealth(request) => cluster.get_health(request).await.map(drop),
             Self::CancelMove(request) => cluster.cancel_move(request).await.map(drop),
             Self::WatchMembershipChange(request) => {
                 let mut answers = cluster.watch_membership_change(request).await?.into_inner();

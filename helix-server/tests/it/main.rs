@@ -35,6 +35,7 @@ mod group_order;
 mod group_pages;
 mod group_poison;
 mod groups;
+mod health_probe;
 mod kafka_batches;
 mod kill;
 mod limits;

@@ -10,8 +10,8 @@ use helix_proto::log::v1::{ErrorReason, GetHealthRequest, GetPlacementRequest, H
 use crate::fleet::{Fleet, until_long};
 use crate::support::{records, soon};
 
-/// Bytes of a shard that take a while to copy.
-const BATCHES: usize = 96;
+/// Bytes of a shard that take more than a second to copy, at the rate of the catch-up lane.
+const BATCHES: usize = 384;
 const BATCH_BYTES: usize = 512 << 10;
 
 async fn placement(fleet: &Fleet) -> Option<GetPlacementResponse> {
@@ -40,7 +40,7 @@ async fn settled(fleet: &Fleet) -> GetPlacementResponse {
 
 async fn has_pause_issue(fleet: &Fleet) -> bool {
     let node = fleet.node(fleet.ids()[0]);
-    let health = node.cluster().get_health(GetHealthRequest {}).await.unwrap().into_inner();
+    let health = node.cluster().get_health(GetHealthRequest::default()).await.unwrap().into_inner();
     health.issues.iter().any(|it| it.reason() == HealthReason::MovesPaused)
 }
 

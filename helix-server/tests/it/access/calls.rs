@@ -174,7 +174,7 @@ pub(crate) fn examples(topic: &str) -> Vec<ExampleCall> {
         ),
         example("ClusterService/GetMetadata", GetMetadataRequest::default(), &[]),
         example("ClusterService/WatchMetadata", WatchMetadataRequest::default(), &[]),
-        example("ClusterService/GetHealth", GetHealthRequest {}, &cluster(O::Describe)),
+        example("ClusterService/GetHealth", GetHealthRequest::default(), &cluster(O::Describe)),
         example("ClusterService/GetNodeStatus", GetNodeStatusRequest {}, &cluster(O::Describe)),
         example("ClusterService/ListSlowCalls", ListSlowCallsRequest {}, &cluster(O::Describe)),
         example("ClusterService/AddNode", AddNodeRequest::default(), &cluster(O::Alter)),

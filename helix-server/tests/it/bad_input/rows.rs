@@ -1108,6 +1108,11 @@ fn members() -> Vec<FieldCase> {
             Refused(R::NodeNotFound, "node 99 is not in this cluster"),
         ),
         (
+            &["GetHealthRequest.prove"],
+            InvalidCall::GetHealth(GetHealthRequest { prove: true }),
+            Fine,
+        ),
+        (
             &["SetMovesPausedRequest.paused"],
             InvalidCall::PauseMoves(SetMovesPausedRequest { paused: false }),
             Fine,

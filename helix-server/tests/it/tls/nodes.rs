@@ -74,7 +74,8 @@ async fn health_messages(trio: &SecureTrio) -> Vec<String> {
         .with_tls(trio.certificates.client("client", "ca"));
     let client = Client::connect(config).await.unwrap();
     let connection = client.route("default", 0).await.unwrap().connection;
-    let health = connection.cluster().get_health(GetHealthRequest {}).await.unwrap().into_inner();
+    let health =
+        connection.cluster().get_health(GetHealthRequest::default()).await.unwrap().into_inner();
     health.issues.into_iter().map(|issue| issue.message).collect()
 }
 
