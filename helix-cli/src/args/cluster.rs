@@ -146,7 +146,7 @@ pub(crate) enum ClusterSubcommand {
     ResumeMoves,
     /// Cancel the move of a shard's replica
     ///
-    /// The shard returns to the replicas from before. What the cluster planned it plans again, unless
+    /// The shard returns to the replicas from before. The cluster plans its own moves again, unless
     /// moves are paused or the node is cordoned.
     CancelMove {
         /// Shard id

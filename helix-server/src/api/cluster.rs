@@ -9,8 +9,8 @@ use helix_proto::log::v1::{
     AddNodeRequest, AddNodeResponse, BalanceLeadersRequest, BalanceLeadersResponse,
     CancelMoveRequest, CancelMoveResponse, GetHealthRequest, GetHealthResponse, GetMetadataRequest,
     GetMetadataResponse, GetNodeStatusRequest, GetNodeStatusResponse, GetPlacementRequest,
-    GetPlacementResponse, HealthIssue, HealthReason, ListSlowCallsRequest, ListSlowCallsResponse,
-    MoveShardRequest, MoveShardResponse, RemoveNodeRequest, RemoveNodeResponse, ReplaceNodeRequest,
+    GetPlacementResponse, ListSlowCallsRequest, ListSlowCallsResponse, MoveShardRequest,
+    MoveShardResponse, RemoveNodeRequest, RemoveNodeResponse, ReplaceNodeRequest,
     ReplaceNodeResponse, SetCordonedRequest, SetCordonedResponse, SetDrainingRequest,
     SetDrainingResponse, SetMovesPausedRequest, SetMovesPausedResponse, SetReplicasRequest,
     SetReplicasResponse, TransferLeaderRequest, TransferLeaderResponse,
@@ -28,13 +28,11 @@ use super::{
     call_memory, health_issues, member_changes, placement, recheck, slow_calls, time, wire_leader,
     wire_shard_id,
 };
-use crate::clock::{CLOCK_CONFIRMATION, Clock, ClockOffset};
 use crate::cluster::Cluster;
 use crate::error::{Error, Result};
-use crate::limits::BEHIND_LAG_MAX;
-use crate::node::{Node, NodeTls, PeerStatus, StorageKind};
+use crate::node::{Node, StorageKind};
 use crate::process;
-use crate::shard::{AheadPartitions, FetchProgress, Shard, ShardStatus};
+use crate::shard::{Shard, ShardStatus};
 
 pub(crate) struct ClusterHandler {
     node: Arc<Node>,

@@ -4,6 +4,7 @@ use helix_proto::log::v1::{GetHealthResponse, HealthIssue, HealthReason};
 
 use super::{member_changes, wire_shard_id};
 use crate::clock::{CLOCK_CONFIRMATION, Clock, ClockOffset};
+use crate::error::Error;
 use crate::limits::BEHIND_LAG_MAX;
 use crate::node::{Node, NodeTls, PeerStatus};
 use crate::shard::{AheadPartitions, FetchProgress, Shard};

@@ -16,9 +16,9 @@ const LISTED_MAX: usize = 5;
 pub struct Obstacle {
     /// Stable name, such as `NODE_UNREACHABLE`. Empty from nodes of earlier versions.
     pub code: String,
-    /// What is in the way, with numbers. Empty if nothing is.
+    /// Cause, with numbers. Empty if nothing is in the way.
     pub what: String,
-    /// What to do about it.
+    /// Step that helps.
     pub next_step: String,
 }
 
@@ -50,6 +50,17 @@ impl Obstacle {
             "REPLICA_NOT_CREATED",
             format!("node {node} has not created its replica yet"),
             format!("read the log of node {node}: it says why it cannot create the replica"),
+        )
+    }
+
+    pub(super) fn no_space(node: u64, why: &str, bytes: u64) -> Self {
+        Self::new(
+            "NO_SPACE",
+            format!("node {node} accepts no entries: {why}; about {bytes} bytes are left to copy"),
+            format!(
+                "free disk space on node {node}, or run `helix cluster cancel-move` for the shard \
+                 and cordon the node"
+            ),
         )
     }
 

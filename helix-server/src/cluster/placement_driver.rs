@@ -1,13 +1,16 @@
 //! Runs the planner on shard 0's leader, and finishes the moves that the shards' leaders have
 //! carried out. Also reports the placement to operators and takes their requests.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
+
+use futures_util::future::join_all;
 
 use super::client::{Cluster, unexpected};
 use super::members::Members;
 use super::node_changes::refusal;
 use super::obstacle::Obstacle;
+use super::peer_messages::{PeerResponse, ReplicaStatusRequest};
 use super::placement::{MoveReason, ReplicaPlacement, ShardMove, ShardTarget};
 use super::planner::{Plan, PlanStep, plan, rack_objection};
 use super::reconcile::{ChangePhase, ShardProgress};
@@ -32,6 +35,8 @@ pub struct PlacementReport {
     pub progress: Vec<ShardProgress>,
     /// Nodes that respond.
     pub reachable: BTreeSet<u64>,
+    /// Why the new replica of a shard accepts no entries, by shard.
+    pub unwritable: BTreeMap<u64, String>,
 }
 
 impl PlacementReport {
@@ -53,6 +58,9 @@ impl PlacementReport {
             is_working && !moving.is_cancelled && !self.reachable.contains(to)
         }) {
             row.blocked = Obstacle::unreachable(to);
+        }
+        if let (Some(to), Some(why)) = (moving.to, self.unwritable.get(&shard_id)) {
+            row.blocked = Obstacle::no_space(to, why, row.bytes);
         }
         Some(row)
     }
@@ -83,9 +91,10 @@ impl Cluster {
         })
     }
 
-    /// Lets a shard keep its voters, without new replicas, while the moves are paused. A shard whose
-    /// voters have changed finishes its move, and a cancelled one leads back. Returns whether the
-    /// shard waits.
+    /// Lets a shard keep its voters, without new replicas, while the moves are paused.
+    ///
+    /// A shard whose voters have changed finishes its move, and a cancelled one leads back. Returns
+    /// whether the shard waits.
     pub(super) fn hold_back(
         &self,
         shard_id: u64,
@@ -235,7 +244,37 @@ impl Cluster {
         let reachable = self.reachable();
         let plan = plan(&members, &reachable);
         let progress = self.progress_since(0, &members).await;
-        Ok(PlacementReport { members, plan, progress, reachable })
+        let unwritable = self.unwritable_targets(&members, &reachable).await;
+        Ok(PlacementReport { members, plan, progress, reachable, unwritable })
+    }
+
+    /// Asks the nodes that get replicas whether their logs accept entries. Returns why not, by
+    /// shard.
+    async fn unwritable_targets(
+        &self,
+        members: &Members,
+        reachable: &BTreeSet<u64>,
+    ) -> BTreeMap<u64, String> {
+        let moves = members.placement().into_iter().flat_map(ReplicaPlacement::moves);
+        let targets = moves.filter_map(|(shard_id, it)| {
+            let to = it.to.filter(|to| reachable.contains(to) && !it.is_cancelled)?;
+            // Before the replica exists, the log of shard 0 tells whether the disk is full.
+            Some((shard_id, to, if it.is_created { shard_id } else { 0 }))
+        });
+        let asked = join_all(targets.map(|(shard_id, to, log)| async move {
+            let report = match to == self.node_id() {
+                true => {
+                    let request = ReplicaStatusRequest { shard_id: log, resetting_replica: 0 };
+                    match self.local_replica_status(&request).await {
+                        PeerResponse::ReplicaStatus(report) => Some(report),
+                        _ => None,
+                    }
+                }
+                false => self.ask_replica_status(to, log, None).await,
+            };
+            Some((shard_id, report?.unwritable))
+        }));
+        asked.await.into_iter().flatten().filter(|(_, why)| !why.is_empty()).collect()
     }
 
     /// Keeps new replicas away from a node, or no longer.

@@ -177,18 +177,22 @@ impl Plan {
     /// Returns whether all shards have their replicas where they should be; their numbers on the
     /// nodes may differ. Shards that lack nodes count as complete.
     pub fn is_complete(&self) -> bool {
-        let is_spread = |step: &PlanStep| matches!(step, PlanStep::Move(planned) if planned.reason.is_optional());
+        let is_spread = |step: &PlanStep| match step {
+            PlanStep::Move(planned) => planned.reason.is_optional(),
+            PlanStep::Cancel { .. } => false,
+        };
         let lacks_nodes = |stuck: &StuckShard| stuck.reason.is_lack_of_nodes();
         self.steps.iter().all(is_spread) && self.stuck.iter().all(lacks_nodes)
     }
 
-    /// Returns the shards with a step or a reason to wait.
+    /// Returns the shards with a step or a reason to wait. A crowded rack is none.
     fn shards(&self) -> BTreeSet<u64> {
         let of_step = |step: &PlanStep| match step {
             PlanStep::Move(it) => it.shard_id,
             PlanStep::Cancel { shard_id, .. } => *shard_id,
         };
-        let stuck = self.stuck.iter().map(|it| it.shard_id);
+        let stuck = self.stuck.iter().filter(|it| !matches!(it.reason, StuckReason::Racks { .. }));
+        let stuck = stuck.map(|it| it.shard_id);
         self.steps.iter().map(of_step).chain(stuck).collect()
     }
 

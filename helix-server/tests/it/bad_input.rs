@@ -22,14 +22,14 @@ use helix_proto::log::v1::{
     AddNodeRequest, AddPartitionsRequest, AllowAccessRequest, AppendRequest, AppendStreamRequest,
     CancelMoveRequest, CommitOffsetsRequest, CreateTokenRequest, CreateTopicRequest,
     DeleteGroupRequest, DeleteTopicRequest, DescribeGroupRequest, ErrorReason, FetchRequest,
-    ForgetGroupTopicRequest, GetMetadataRequest, GetOffsetsRequest, GetTopicRequest,
-    HeartbeatRequest, InitProducerRequest, LeaveRequest, ListAccessRequest, ListGroupsRequest,
-    ListQuotasRequest, ListTokensRequest, ListTopicsRequest, MoveShardRequest, RemoveAccessRequest,
-    RemoveNodeRequest, ReplaceNodeRequest, ReportGatewayMembersRequest, ResolveOffsetsRequest,
-    RevokeTokenRequest, SeekGroupRequest, SetCordonedRequest, SetDrainingRequest,
-    SetFencingTokenRequest, SetMovesPausedRequest, SetQuotaRequest, SetReplicasRequest,
-    SubscribeRequest, TestAccessRequest, TransferLeaderRequest, TrimPartitionRequest,
-    UpdateTopicRequest, WatchMembershipChangeRequest, WatchMetadataRequest,
+    ForgetGroupTopicRequest, GetHealthRequest, GetMetadataRequest, GetOffsetsRequest,
+    GetTopicRequest, HeartbeatRequest, InitProducerRequest, LeaveRequest, ListAccessRequest,
+    ListGroupsRequest, ListQuotasRequest, ListTokensRequest, ListTopicsRequest, MoveShardRequest,
+    RemoveAccessRequest, RemoveNodeRequest, ReplaceNodeRequest, ReportGatewayMembersRequest,
+    ResolveOffsetsRequest, RevokeTokenRequest, SeekGroupRequest, SetCordonedRequest,
+    SetDrainingRequest, SetFencingTokenRequest, SetMovesPausedRequest, SetQuotaRequest,
+    SetReplicasRequest, SubscribeRequest, TestAccessRequest, TransferLeaderRequest,
+    TrimPartitionRequest, UpdateTopicRequest, WatchMembershipChangeRequest, WatchMetadataRequest,
 };
 use prost::Message;
 use prost_types::{FileDescriptorSet, MethodDescriptorProto};

@@ -10,9 +10,9 @@ use helix_proto::log::v1::{ErrorReason, GetHealthRequest, GetPlacementRequest, H
 use crate::fleet::{Fleet, until_long};
 use crate::support::{records, soon};
 
-/// Bytes of a shard that take more than a second to copy, at the rate of the catch-up lane.
-const BATCHES: usize = 384;
-const BATCH_BYTES: usize = 512 << 10;
+/// More entries than a new replica may lack when it gets its vote.
+const BATCHES: usize = 6_000;
+const BATCH_BYTES: usize = 24 << 10;
 
 async fn placement(fleet: &Fleet) -> Option<GetPlacementResponse> {
     let node = fleet.node(*fleet.ids().first()?);
@@ -51,6 +51,10 @@ fn copied(fleet: &Fleet, node: u64) -> Option<(u64, u64)> {
     Some((replica.status().last_index, replica.id() & u64::from(u32::MAX)))
 }
 
+async fn until_appended<T>(appends: impl Future<Output = T>) -> T {
+    tokio::time::timeout(Duration::from_secs(60), appends).await.expect("appends continue")
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn paused_copy_stays_and_continues_under_another_leader() {
     let mut fleet = Fleet::with_shards(&[1, 2, 3], 1).await;
@@ -61,8 +65,11 @@ async fn paused_copy_stays_and_continues_under_another_leader() {
     let mut found = settled(&fleet).await;
     let producer = client.producer(ProducerOptions::default());
     let content = "x".repeat(BATCH_BYTES);
-    for _ in 0..BATCHES {
-        soon(producer.append("default", 0, &records(&[content.as_str()])[..])).await.unwrap();
+    let batch = records(&[content.as_str()]);
+    for _ in 0..BATCHES / 60 {
+        let appends = (0..60).map(|_| producer.append("default", 0, &batch[..]));
+        let acks = until_appended(futures_util::future::join_all(appends)).await;
+        assert!(acks.iter().all(Result::is_ok));
     }
     // The pause may come too late; then the replica moves on.
     let mut caught = None;

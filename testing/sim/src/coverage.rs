@@ -118,7 +118,7 @@ pub enum CoverageMark {
 }
 
 impl CoverageMark {
-    pub const ALL: [Self; 100] = [
+    pub const ALL: [Self; 104] = [
         Self::LeaderChange,
         Self::LeaderChangeWithBatchInFlight,
         Self::LeaderCutOff,

@@ -96,7 +96,7 @@ impl Placer {
         }
     }
 
-    /// Cancels a random move, whoever planned it.
+    /// Cancels a random move, planned by the cluster or by an operator.
     async fn cancel_move(&mut self) {
         let Some(found) = self.placement().await else { return };
         let moving: Vec<_> = found.shards.iter().filter(|it| it.r#move.is_some()).collect();

@@ -9,7 +9,7 @@ use crate::args::GlobalArgs;
 use crate::connect::connect;
 use crate::output::{Output, message};
 
-/// Whether the moves of replicas are paused.
+/// State of the moves of replicas.
 #[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct PausedMoves {
     paused: bool,

@@ -60,7 +60,7 @@ struct ShardReplicas {
     /// Node whose replica should move. None if a replica is missing.
     #[schemars(extend("x-wide" = true))]
     stuck_node_id: Option<u64>,
-    /// What to do about it.
+    /// Step that helps.
     #[schemars(extend("x-wide" = true))]
     stuck_next_step: Option<String>,
 }
@@ -81,7 +81,7 @@ pub(crate) struct MoveRow {
     /// Stable name of that reason.
     #[schemars(extend("x-wide" = true))]
     blocked_code: String,
-    /// What to do about it.
+    /// Step that helps.
     #[schemars(extend("x-wide" = true))]
     blocked_next_step: String,
     /// Last entry that the new replica has. None if it is not known.

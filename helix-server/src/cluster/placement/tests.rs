@@ -226,7 +226,7 @@ fn paused_moves_stay_and_can_be_cancelled() {
     cluster.apply(MemberCommand::PauseMoves(true)).unwrap();
     assert!(what(cluster.plan(2, 2, 4)).contains("paused"));
     assert_eq!(cluster.shard(1).moving.unwrap().generation, generation);
-    // What its leader had done is finished, and what it had not can be cancelled.
+    // Its leader finishes a move of which the voters have changed; others can be cancelled.
     cluster.done(1, id, false);
     assert_eq!(cluster.shard(1).moving, None);
     cluster.apply(MemberCommand::PauseMoves(false)).unwrap();

@@ -1,7 +1,5 @@
 //! Each state in which a move does not go on has a reason.
 
-use std::collections::BTreeMap;
-
 use super::*;
 use crate::cluster::placement::PlacedShard;
 
@@ -11,7 +9,8 @@ fn report(moving: ShardMove, progress: Vec<ShardProgress>, is_reachable: bool) -
     let placement = ReplicaPlacement { replicas: 3, shards: [(1, shard)].into(), is_paused: false };
     let members = Members { placement: Some(placement), ..Members::default() };
     let reachable = if is_reachable { 1..=4 } else { 1..=3 };
-    PlacementReport { members, plan: Plan::default(), progress, reachable: reachable.collect() }
+    let (plan, reachable, unwritable) = (Plan::default(), reachable.collect(), BTreeMap::new());
+    PlacementReport { members, plan, progress, reachable, unwritable }
 }
 
 #[test]
@@ -54,4 +53,18 @@ fn every_move_that_does_not_go_on_has_a_reason() {
             assert_eq!(found.blocked.next_step.is_empty(), code.is_empty(), "{context}");
         }
     }
+}
+
+#[test]
+fn full_disk_of_the_target_is_a_reason() {
+    let (from, to, generation, reason) = (Some(2), Some(4), 5, MoveReason::Spread);
+    let (is_created, is_cancelled) = (true, false);
+    let moving = ShardMove { id: 7, from, to, generation, is_created, is_cancelled, reason };
+    let row = ShardProgress::new(1, 7, ChangePhase::CatchingUp, Obstacle::default());
+    let mut found = report(moving, vec![ShardProgress { bytes: 4_096, ..row }], true);
+    found.unwritable = [(1, "the disk is full".to_owned())].into();
+    let blocked = found.progress_of(1).unwrap().blocked;
+    assert_eq!(blocked.code, "NO_SPACE");
+    assert!(blocked.what.contains("node 4 accepts no entries: the disk is full"), "{blocked}");
+    assert!(blocked.what.contains("4096 bytes"), "{blocked}");
 }

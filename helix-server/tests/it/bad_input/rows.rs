@@ -8,13 +8,13 @@ use helix_proto::log::v1::start_position::Position;
 use helix_proto::log::v1::{
     AddNodeRequest, AddPartitionsRequest, AppendCondition, AppendRequest, AppendStreamBatch,
     AppendStreamInit, Batch, CancelMoveRequest, Compression, CreateTopicRequest,
-    DeleteTopicRequest, EncodedBatch, ErrorReason as R, FetchRequest, GetMetadataRequest,
-    GetTopicRequest, GroupMembership, Header, InitProducerRequest, ListTopicsRequest,
-    MoveShardRequest, PartitionStart, ProducerIdentity, ReadLimits, Record, RemoveNodeRequest,
-    ReplaceNodeRequest, ResolveOffsetsRequest, SetCordonedRequest, SetDrainingRequest,
-    SetFencingTokenRequest, SetMovesPausedRequest, SetReplicasRequest, StartPosition,
-    SubscribeRequest, TopicConfig, TransferLeaderRequest, TrimPartitionRequest, UpdateTopicRequest,
-    WatchMembershipChangeRequest, WatchMetadataRequest,
+    DeleteTopicRequest, EncodedBatch, ErrorReason as R, FetchRequest, GetHealthRequest,
+    GetMetadataRequest, GetTopicRequest, GroupMembership, Header, InitProducerRequest,
+    ListTopicsRequest, MoveShardRequest, PartitionStart, ProducerIdentity, ReadLimits, Record,
+    RemoveNodeRequest, ReplaceNodeRequest, ResolveOffsetsRequest, SetCordonedRequest,
+    SetDrainingRequest, SetFencingTokenRequest, SetMovesPausedRequest, SetReplicasRequest,
+    StartPosition, SubscribeRequest, TopicConfig, TransferLeaderRequest, TrimPartitionRequest,
+    UpdateTopicRequest, WatchMembershipChangeRequest, WatchMetadataRequest,
 };
 use helix_proto::plain::PlainRecords;
 use helix_server::limits::{BATCH_BYTES_MAX, PARTITIONS_PER_CALL_MAX};
