@@ -388,6 +388,19 @@ pub(crate) fn of_health(reason: HealthReason) -> Option<ReasonText> {
             "the message has the reason; remove it\n\
              the node retries; records are served, and old ones stay on its disk",
         )),
+        HealthReason::NoCommit => Some(text(
+            "a shard does not commit",
+            "a majority of its replicas did not sync a probe in time: disks or the network are \
+             slow or full, or nodes are down",
+            "the message has the shard and its leader\n\
+             helix cluster nodes   shows how long syncs take\n\
+             helix cluster shards   shows the lag of each replica",
+        )),
+        HealthReason::MovesPaused => Some(text(
+            "moves of replicas are paused",
+            "an operator has run `helix cluster pause-moves`",
+            "helix cluster resume-moves   resumes them; until then no replica is replaced or moved",
+        )),
         HealthReason::Unspecified
         | HealthReason::NoLeader
         | HealthReason::DiskFull

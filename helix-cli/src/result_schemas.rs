@@ -5,7 +5,9 @@ use anyhow::Context;
 use serde_json::Value;
 
 use crate::backup::{create, restore, verify};
-use crate::commands::cluster::{TransferredLeader, add_shards, health, members, placement, tables};
+use crate::commands::cluster::{
+    TransferredLeader, add_shards, health, members, moves, placement, tables,
+};
 use crate::commands::{
     access, cert, check, config, context, debug, explain, group, offsets, produce, quota, records,
     topic, trace, version, wal,
@@ -39,6 +41,8 @@ pub(crate) fn schema(command: &str) -> Option<Value> {
         "cluster set-replicas" => of::<placement::WantedReplicas>(),
         "cluster add-shards" => of::<add_shards::AddedShards>(),
         "cluster move-shard" => of::<placement::MovedReplica>(),
+        "cluster pause-moves" | "cluster resume-moves" => of::<moves::PausedMoves>(),
+        "cluster cancel-move" => of::<placement::MoveRow>(),
         "topic create" | "topic add-partitions" => of::<topic::TopicRow>(),
         "topic list" => of::<Vec<topic::TopicRow>>(),
         "topic describe" | "topic alter" => of::<topic::TopicDescription>(),

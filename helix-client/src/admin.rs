@@ -12,12 +12,12 @@ use std::future::Future;
 use std::time::Duration;
 
 use helix_proto::log::v1::{
-    AddNodeRequest, AddShardsRequest, BalanceLeadersRequest, ErrorReason, GetHealthRequest,
-    GetHealthResponse, GetMetadataRequest, GetNodeStatusRequest, GetNodeStatusResponse,
-    GetPlacementRequest, GetPlacementResponse, LeaderHint, ListSlowCallsRequest, MembershipChange,
-    Metadata, MoveShardRequest, RemoveNodeRequest, ReplaceNodeRequest, SetCordonedRequest,
-    SetDrainingRequest, SetReplicasRequest, SlowCall, TopicConfig, TransferLeaderRequest,
-    WatchMembershipChangeRequest,
+    AddNodeRequest, AddShardsRequest, BalanceLeadersRequest, CancelMoveRequest, ErrorReason,
+    GetHealthRequest, GetHealthResponse, GetMetadataRequest, GetNodeStatusRequest,
+    GetNodeStatusResponse, GetPlacementRequest, GetPlacementResponse, LeaderHint,
+    ListSlowCallsRequest, MembershipChange, Metadata, MoveShardRequest, RemoveNodeRequest,
+    ReplaceNodeRequest, ReplicaMove, SetCordonedRequest, SetDrainingRequest, SetMovesPausedRequest,
+    SetReplicasRequest, SlowCall, TopicConfig, TransferLeaderRequest, WatchMembershipChangeRequest,
 };
 use tokio::time::timeout;
 use tonic::{Code, Response, Status};
@@ -95,7 +95,7 @@ impl Admin {
     pub async fn health(&self) -> Result<GetHealthResponse> {
         self.client
             .call_any(CallSpec::new("health", Repeat::Read), |node| async move {
-                node.cluster().get_health(GetHealthRequest {}).await
+                node.cluster().get_health(GetHealthRequest::default()).await
             })
             .await
     }
@@ -141,7 +141,17 @@ impl Admin {
     /// The failure, or a timeout if the node does not respond within the attempt timeout.
     pub async fn node_health(&self, address: &str) -> Result<GetHealthResponse> {
         let mut cluster = self.client.shared.routing.node(address)?.cluster();
-        self.once("health", cluster.get_health(GetHealthRequest {})).await
+        self.once("health", cluster.get_health(GetHealthRequest::default())).await
+    }
+
+    /// Returns the health as [`Admin::node_health`] does. The node also proves the shards that it
+    /// leads by a committed entry.
+    ///
+    /// # Errors
+    /// As [`Admin::node_health`].
+    pub async fn prove_health(&self, address: &str) -> Result<GetHealthResponse> {
+        let mut cluster = self.client.shared.routing.node(address)?.cluster();
+        self.once("health", cluster.get_health(GetHealthRequest { prove: true })).await
     }
 
     /// Returns the slowest appends and reads of the node at this address over the last 15 minutes,
@@ -296,6 +306,31 @@ impl Admin {
         response.await.map(|_| ())
     }
 
+    /// Pauses all moves of replicas, or resumes them. What was copied stays.
+    ///
+    /// # Errors
+    /// `UNIMPLEMENTED` before every node runs a release that knows pauses.
+    pub async fn set_moves_paused(&self, paused: bool) -> Result<()> {
+        let call = CallSpec::new("set moves paused", Repeat::Always);
+        let response = self.client.call_any(call, |node| async move {
+            node.cluster().set_moves_paused(SetMovesPausedRequest { paused }).await
+        });
+        response.await.map(|_| ())
+    }
+
+    /// Cancels the move of a shard's replica, which leads back to the replicas from before. Returns
+    /// the move.
+    ///
+    /// # Errors
+    /// `INVALID_ARGUMENT` for an unknown shard; `MEMBERSHIP_CHANGE_REFUSED` if nothing moves.
+    pub async fn cancel_move(&self, shard_id: u32) -> Result<ReplicaMove> {
+        let call = CallSpec::new("cancel move", Repeat::UnlessApplied);
+        let response = self.client.call_any(call, |node| async move {
+            node.cluster().cancel_move(CancelMoveRequest { shard_id }).await
+        });
+        required(response.await?.r#move)
+    }
+
     /// Adds a node that was started with an empty data directory.
     ///
     /// For a member, changes the address at which other nodes dial it. The change continues in the
@@ -323,18 +358,31 @@ impl Admin {
     /// Removes a node. A node that does not respond must be declared lost.
     ///
     /// # Errors
-    /// As [`Admin::add_node`]; `NODE_NOT_FOUND`.
+    /// As [`Admin::add_node`]; `NODE_NOT_FOUND`; `NOT_ENOUGH_NODES` if the other nodes cannot take
+    /// the replicas of a node that is not lost.
     pub async fn remove_node(
         &self,
         node_id: u64,
         lost: bool,
         validate_only: bool,
     ) -> Result<Option<MembershipChange>> {
-        let call = CallSpec::new("remove node", repeat(validate_only));
-        let response = self.client.call_any(call, |node| async move {
-            let request = RemoveNodeRequest { node_id, lost, validate_only };
-            node.cluster().remove_node(request).await
-        });
+        let allow_fewer_replicas = false;
+        let request = RemoveNodeRequest { node_id, lost, validate_only, allow_fewer_replicas };
+        self.remove_node_with(request).await
+    }
+
+    /// Removes a node as [`Admin::remove_node`] does, with all options of the request.
+    ///
+    /// # Errors
+    /// As [`Admin::remove_node`].
+    pub async fn remove_node_with(
+        &self,
+        request: RemoveNodeRequest,
+    ) -> Result<Option<MembershipChange>> {
+        let call = CallSpec::new("remove node", repeat(request.validate_only));
+        let response = self
+            .client
+            .call_any(call, |node| async move { node.cluster().remove_node(request).await });
         Ok(response.await?.change)
     }
 

@@ -51,6 +51,9 @@ pub struct Config {
     /// Silence after which a subscription is reopened. Use more than 5 s, the longest interval of
     /// the service's heartbeats. Default: 15 s.
     pub heartbeat_timeout: Duration,
+    /// Rack or zone of the client. Reads with [`AnyReplica`](crate::ReadSource::AnyReplica) prefer
+    /// replicas on nodes of the same rack. Default: none.
+    pub rack: Option<String>,
     /// Seed of the retry jitter. Default: none, a random seed.
     pub seed: Option<u64>,
     /// HTTP/2 settings.
@@ -168,6 +171,7 @@ impl Default for Config {
             hedge_after: Duration::from_millis(300),
             stall_after: Duration::from_millis(500),
             heartbeat_timeout: Duration::from_secs(15),
+            rack: None,
             seed: None,
             transport: Transport::default(),
             tls: None,

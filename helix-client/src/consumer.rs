@@ -146,7 +146,8 @@ pub struct ReadOptions {
     /// Nodes that may serve the read. Default: the leader.
     pub source: ReadSource,
     /// Node id to prefer with `AnyReplica`, as long as it has a replica and does not fail.
-    /// Default: none, readers rotate over the nodes.
+    /// Default: none, readers rotate over the nodes, first over those in the
+    /// [rack](crate::Config::rack) of the client.
     pub preferred_node: Option<u64>,
     /// Longest time without records after which a subscription with `AnyReplica` and an end fails
     /// if no replica has the records up to that end. Meanwhile it moves from replica to replica.

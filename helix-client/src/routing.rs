@@ -173,6 +173,12 @@ impl Routing {
         Ok(replicas.into_iter().filter_map(route).collect())
     }
 
+    /// Returns true if a node is in the client's rack.
+    pub(crate) fn is_near(&self, node_id: u64) -> bool {
+        let rack = self.config.rack.as_deref();
+        rack.is_some_and(|rack| self.table().is_in_rack(node_id, rack))
+    }
+
     /// Returns the number of partitions of a topic.
     ///
     /// # Errors

@@ -351,6 +351,8 @@ pub const REPLICAS_MAX: usize = 5;
 /// Each copies a replica's data, and the copies of a node share one rate. More would finish no
 /// earlier and hold back more logs. Decides how an entry is applied.
 pub const MOVES_MAX: usize = 4;
+/// Longest name of a rack. Decides how an entry is applied.
+pub const RACK_BYTES_MAX: usize = 64;
 pub const ADDRESS_BYTES_MAX: usize = helix_proto::address::ADDRESS_BYTES_MAX;
 
 /// Client text that an error repeats, and the whole text of an error, in bytes.

@@ -55,6 +55,11 @@ pub const PLACEMENT: u32 = 9;
 /// First version in which shards are added while the cluster runs, and new partitions go to the
 /// shards with the fewest.
 pub const MORE_SHARDS: u32 = 10;
+/// First version in which moves of replicas can be paused.
+pub const PAUSED_MOVES: u32 = 10;
+
+/// First version in which the cluster's state has the racks of nodes.
+pub const RACKS: u32 = 10;
 
 /// A range of protocol versions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -452,6 +452,7 @@ pub(crate) fn node_settings(config: &ServerConfig, files: &FileBudget) -> NodeSe
             groups_bytes: limits::GROUPS_BYTES_MAX,
         },
         scrub_rate: config.scrub_rate,
+        rack: config.rack.clone().unwrap_or_default(),
         pace: config.pace,
         // Under a quota, polling would use up CPU time that is then missing for calls.
         busy_poll: ContainerLimits::of_process().cpus.is_none(),

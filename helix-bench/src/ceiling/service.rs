@@ -554,4 +554,18 @@ impl ClusterService for CeilingService {
     ) -> Result<Response<pb::MoveShardResponse>, Status> {
         unimplemented_call()
     }
+
+    async fn set_moves_paused(
+        &self,
+        _: Request<pb::SetMovesPausedRequest>,
+    ) -> Result<Response<pb::SetMovesPausedResponse>, Status> {
+        unimplemented_call()
+    }
+
+    async fn cancel_move(
+        &self,
+        _: Request<pb::CancelMoveRequest>,
+    ) -> Result<Response<pb::CancelMoveResponse>, Status> {
+        unimplemented_call()
+    }
 }

@@ -39,6 +39,8 @@ pub(crate) enum ClusterSubcommand {
         wait: WaitArgs,
     },
     /// Remove a node: its leaderships first, then its replicas
+    ///
+    /// Refused if the other nodes cannot take its replicas, so that fewer nodes could fail.
     RemoveNode {
         /// Node id
         #[arg(value_name = "NODE")]
@@ -49,6 +51,9 @@ pub(crate) enum ClusterSubcommand {
         /// Remove a node as lost even if it answers; the cluster rejects it from then on
         #[arg(long, requires = "lost")]
         force: bool,
+        /// Remove it even if the others cannot take its replicas
+        #[arg(long)]
+        fewer_replicas: bool,
         /// Skip the confirmation
         #[arg(long)]
         yes: bool,
@@ -144,6 +149,21 @@ pub(crate) enum ClusterSubcommand {
         /// Start the move and return at once
         #[arg(long)]
         no_wait: bool,
+    },
+    /// Stop all moves of replicas
+    ///
+    /// No move is planned or copies data until `helix cluster resume-moves`; what was copied stays.
+    PauseMoves,
+    /// Resume paused moves of replicas
+    ResumeMoves,
+    /// Cancel the move of a shard's replica
+    ///
+    /// The shard returns to the replicas from before. The cluster plans its own moves again, unless
+    /// moves are paused or the node is cordoned.
+    CancelMove {
+        /// Shard id
+        #[arg(value_name = "SHARD")]
+        shard: u32,
     },
     /// Rebalance shard leaders
     ///

@@ -98,7 +98,7 @@ pub(crate) struct NodeSettingArg {
 }
 
 /// Settings that differ from node to node, or that other options of the command choose.
-const OWN_SETTINGS: [&str; 14] = [
+const OWN_SETTINGS: [&str; 15] = [
     "node_id",
     "listen_addr",
     "listen_socket",
@@ -107,6 +107,7 @@ const OWN_SETTINGS: [&str; 14] = [
     "peer",
     "peer_addr",
     "data_dir",
+    "rack",
     "storage",
     "tls_cert",
     "tls_key",

@@ -270,7 +270,10 @@ fn node_is_drained_and_undrained() {
     assert!(unreachable.stderr.contains("cannot be reached"), "{unreachable:?}");
     let unknown = dev.run(&["cluster", "remove-node", "9"], "");
     assert_eq!(unknown.code, 3, "{unknown:?}");
-    let checked = dev.run(&["cluster", "remove-node", "3", "--dry-run"], "");
+    let short = dev.run(&["cluster", "remove-node", "3", "--dry-run"], "");
+    assert!(short.code == 4 && short.stderr.contains("2 of 3 replicas"), "{short:?}");
+    let few = ["cluster", "remove-node", "3", "--fewer-replicas", "--dry-run"];
+    let checked = dev.run(&few, "");
     assert!(checked.code == 0 && checked.stderr.contains("nothing was changed"), "{checked:?}");
 }
 

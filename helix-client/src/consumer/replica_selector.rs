@@ -48,7 +48,8 @@ impl ReplicaSelector {
             return routing.leader(topic, partition).await;
         }
         let replicas = routing.replicas(topic, partition).await?;
-        let chosen = self.choose(&replicas.iter().map(|route| route.node_id).collect::<Vec<_>>());
+        let nodes: Vec<u64> = replicas.iter().map(|route| route.node_id).collect();
+        let chosen = self.choose(&nodes, |node| routing.is_near(node));
         match chosen {
             Some(index) => Ok(replicas[index].clone()),
             None => routing.leader(topic, partition).await,
@@ -57,18 +58,18 @@ impl ReplicaSelector {
 
     /// Returns the index of the chosen node, or `None` if `nodes` is empty.
     ///
-    /// Prefers the preferred node, then the next in turn without a failure, then the one whose last
-    /// failure is the oldest.
-    fn choose(&self, nodes: &[u64]) -> Option<usize> {
+    /// Prefers the preferred node, then the next in turn without a failure, first of those that are
+    /// near, then the one whose last failure is the oldest.
+    fn choose(&self, nodes: &[u64], is_near: impl Fn(u64) -> bool) -> Option<usize> {
         let is_healthy = |node: &u64| !self.failed.contains(node);
         let preferred = nodes.iter().position(|node| Some(*node) == self.preferred_node);
         if let Some(index) = preferred.filter(|&index| is_healthy(&nodes[index])) {
             return Some(index);
         }
-        let mut in_turn = (0..nodes.len()).map(|index| (index + self.turn) % nodes.len());
+        let in_turn = || (0..nodes.len()).map(|index| (index + self.turn) % nodes.len());
+        let near = in_turn().find(|&index| is_healthy(&nodes[index]) && is_near(nodes[index]));
         let failed_at = |index: &usize| self.failed.iter().position(|it| *it == nodes[*index]);
-        in_turn
-            .find(|&index| is_healthy(&nodes[index]))
+        near.or_else(|| in_turn().find(|&index| is_healthy(&nodes[index])))
             .or_else(|| (0..nodes.len()).min_by_key(failed_at))
     }
 
@@ -126,17 +127,34 @@ mod tests {
     fn prefers_the_preferred_node_and_avoids_failed_ones() {
         let nodes = [1, 2, 3];
         let mut selector = any_replica(Some(3));
-        assert_eq!(selector.choose(&nodes), Some(2));
+        let choose = |selector: &ReplicaSelector| selector.choose(&nodes, |_| false);
+        assert_eq!(choose(&selector), Some(2));
         selector.failed = vec![3];
-        assert_eq!(selector.choose(&nodes), Some(1));
+        assert_eq!(choose(&selector), Some(1));
         selector.failed = vec![3, 2];
-        assert_eq!(selector.choose(&nodes), Some(0));
+        assert_eq!(choose(&selector), Some(0));
         selector.failed = vec![2, 3, 1];
-        assert_eq!(selector.choose(&nodes), Some(1), "the oldest failure");
+        assert_eq!(choose(&selector), Some(1), "the oldest failure");
         selector.on_progress();
-        assert_eq!(selector.choose(&nodes), Some(2));
-        assert_eq!(selector.choose(&[]), None);
+        assert_eq!(choose(&selector), Some(2));
+        assert_eq!(selector.choose(&[], |_| true), None);
         // Node 9 has no replica of this shard.
-        assert_eq!(any_replica(Some(9)).choose(&nodes), Some(1));
+        assert_eq!(choose(&any_replica(Some(9))), Some(1));
+    }
+
+    #[test]
+    fn prefers_near_nodes_that_have_not_failed() {
+        let nodes = [1, 2, 3, 4];
+        let mut selector = any_replica(None);
+        let choose = |selector: &ReplicaSelector| selector.choose(&nodes, |node| node > 2);
+        assert_eq!(choose(&selector), Some(2));
+        selector.failed = vec![3];
+        assert_eq!(choose(&selector), Some(3));
+        selector.failed = vec![3, 4];
+        assert_eq!(choose(&selector), Some(0), "far nodes, in turn");
+        selector.failed = vec![3, 4, 1, 2];
+        assert_eq!(choose(&selector), Some(2), "the oldest failure");
+        // A node that the reader names comes first.
+        assert_eq!(choose(&any_replica(Some(1))), Some(0));
     }
 }

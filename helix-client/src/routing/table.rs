@@ -26,6 +26,8 @@ pub(super) struct RouteTable {
     version: u64,
     /// Address of each node.
     nodes: BTreeMap<u64, String>,
+    /// Rack of each node that states one.
+    racks: BTreeMap<u64, String>,
     /// Address with the last useful response, which is queried first.
     preferred: Option<String>,
     /// Addresses that did not respond to their last request.
@@ -148,6 +150,11 @@ impl RouteTable {
         replicas.iter().filter_map(address).collect()
     }
 
+    /// Returns true if a node is in this rack.
+    pub(super) fn is_in_rack(&self, node_id: u64, rack: &str) -> bool {
+        self.racks.get(&node_id).is_some_and(|known| known == rack)
+    }
+
     /// Returns true if one of these shards has another leader than the node of `route`.
     ///
     /// The same node at another address, with a later term, also counts.
@@ -244,6 +251,8 @@ impl RouteTable {
             return false;
         }
         self.version = metadata.version;
+        let racks = metadata.nodes.iter().filter(|node| !node.rack.is_empty());
+        self.racks = racks.map(|node| (node.node_id, node.rack.clone())).collect();
         self.nodes = metadata
             .nodes
             .into_iter()

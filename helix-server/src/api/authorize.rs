@@ -272,6 +272,14 @@ methods! {
             "alter on the cluster"
             => |_, check|
             check.one(Operation::Alter, Resource::Cluster);
+        SetMovesPaused(SetMovesPausedRequest) Control
+            "alter on the cluster"
+            => |_, check|
+            check.one(Operation::Alter, Resource::Cluster);
+        CancelMove(CancelMoveRequest) Control
+            "alter on the cluster"
+            => |_, check|
+            check.one(Operation::Alter, Resource::Cluster);
     }
     AccessService {
         WhoAmI(WhoAmIRequest) Data

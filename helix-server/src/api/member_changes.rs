@@ -13,7 +13,7 @@ use helix_proto::log::v1::{
 use tonic::Status;
 
 use super::wire_shard_id;
-use crate::cluster::{ChangePhase, ChangeProgress};
+use crate::cluster::{ChangePhase, ChangeProgress, NodeRemoval};
 use crate::error::{Error, Result};
 use crate::log::{ChangeKind, MemberChange};
 use crate::node::Node;
@@ -34,9 +34,10 @@ pub(super) async fn remove(
     node: &Node,
     request: RemoveNodeRequest,
 ) -> Result<Option<MembershipChange>> {
-    let RemoveNodeRequest { node_id, lost, validate_only } = request;
+    let RemoveNodeRequest { node_id, lost, validate_only, allow_fewer_replicas } = request;
     node.check_member()?;
-    let removed = node.cluster().remove_node(node_id, lost, validate_only).await?;
+    let removal = NodeRemoval { node_id, is_lost: lost, allow_fewer_replicas };
+    let removed = node.cluster().remove_node(removal, validate_only).await?;
     Ok(removed.as_ref().map(wire_change))
 }
 
@@ -148,7 +149,7 @@ fn wire_progress(progress: ChangeProgress) -> MembershipChange {
                 shard_id: wire_shard_id(shard.shard_id),
                 phase: wire_phase(shard.phase).into(),
                 entries_remaining: shard.entries,
-                blocked_reason: shard.blocked,
+                blocked_reason: shard.blocked.what,
             })
             .collect(),
         ..wire_change(&change)
@@ -181,6 +182,18 @@ pub(super) fn issues(node: &Node) -> Vec<wire::HealthIssue> {
             ..wire::HealthIssue::default()
         })
         .collect();
+    let placement = members.placement().filter(|placement| placement.is_paused());
+    issues.extend(placement.map(|placement| {
+        let moves = placement.moves().count();
+        wire::HealthIssue {
+            reason: wire::HealthReason::MovesPaused.into(),
+            message: format!(
+                "moves of replicas are paused, {moves} of them in progress; `helix cluster \
+                 resume-moves` resumes them"
+            ),
+            ..wire::HealthIssue::default()
+        }
+    }));
     issues.extend(node.removed().map(|what| wire::HealthIssue {
         reason: wire::HealthReason::Removed.into(),
         needed_node_ids: vec![node.info().node_id],

@@ -211,6 +211,7 @@ impl MetadataSource {
                 draining: member.is_some_and(|member| member.draining),
                 leaving: member.is_some_and(|member| member.leaving),
                 cordoned: member.is_some_and(|member| member.cordoned),
+                rack: member.map(|member| member.rack.clone()).unwrap_or_default(),
                 node_id: node.node_id,
                 endpoint: node.endpoint,
                 version: node.version,

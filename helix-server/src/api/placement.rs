@@ -3,7 +3,10 @@
 use std::collections::BTreeMap;
 
 use helix_proto::log::v1 as wire;
-use helix_proto::log::v1::{GetPlacementResponse, PlacementNode, PlacementShard, ReplicaMove};
+use helix_proto::log::v1::{
+    CancelMoveRequest, CancelMoveResponse, GetPlacementResponse, PlacementNode, PlacementShard,
+    ReplicaMove, SetMovesPausedRequest, SetMovesPausedResponse,
+};
 
 use super::wire_shard_id;
 use crate::cluster::{
@@ -18,8 +21,23 @@ pub(super) async fn get(node: &Node) -> Result<GetPlacementResponse> {
     Ok(response(&report, &node.cluster().preferred_leaders()))
 }
 
+pub(super) async fn set_paused(
+    node: &Node,
+    request: SetMovesPausedRequest,
+) -> Result<SetMovesPausedResponse> {
+    node.check_member()?;
+    node.cluster().pause_moves(request.paused).await?;
+    Ok(SetMovesPausedResponse {})
+}
+
+pub(super) async fn cancel(node: &Node, request: CancelMoveRequest) -> Result<CancelMoveResponse> {
+    node.check_member()?;
+    let moving = node.cluster().cancel_move(request.shard_id.into()).await?;
+    Ok(CancelMoveResponse { r#move: Some(wire_move(&moving, None)) })
+}
+
 fn response(report: &PlacementReport, leaders: &BTreeMap<u64, u64>) -> GetPlacementResponse {
-    let PlacementReport { members, open, plan, progress } = report;
+    let PlacementReport { members, open, plan, .. } = report;
     let Some(placement) = members.placement() else { return GetPlacementResponse::default() };
     let count = |replicas_of: &dyn Fn(&PlacedShard) -> BTreeMap<u64, u32>| {
         let mut counts: BTreeMap<u64, u32> = BTreeMap::new();
@@ -36,19 +54,23 @@ fn response(report: &PlacementReport, leaders: &BTreeMap<u64, u64>) -> GetPlacem
         node_id: member.node_id,
         replicas: of(&now, member.node_id),
         replicas_after: of(&after, member.node_id),
+        rack: member.rack.clone(),
         refusal: members.refusal_to_hold(member.node_id).unwrap_or_default().to_owned(),
     });
     let shards = placement.shards().map(|(shard_id, shard)| {
         let stuck = plan.stuck.iter().find(|it| it.shard_id == shard_id);
-        let row = progress.iter().find(|row| row.shard_id == shard_id);
+        let row = report.progress_of(shard_id);
+        let obstacle = stuck.map(|it| it.reason.obstacle()).unwrap_or_default();
         PlacementShard {
             shard_id: wire_shard_id(shard_id),
             node_ids: shard.replicas.keys().copied().collect(),
-            r#move: shard.moving.as_ref().map(|moving| wire_move(moving, row)),
-            stuck_reason: stuck.map(|it| it.reason.to_string()).unwrap_or_default(),
-            stuck_code: stuck.map(|it| it.reason.code().to_owned()).unwrap_or_default(),
+            r#move: shard.moving.as_ref().map(|moving| wire_move(moving, row.as_ref())),
+            stuck_reason: obstacle.what,
+            stuck_code: obstacle.code,
             preferred_leader: leaders.get(&shard_id).copied().unwrap_or(0),
             is_opening: shard_id != 0 && !open.contains(&shard_id),
+            stuck_next_step: obstacle.next_step,
+            stuck_node_id: stuck.and_then(|it| it.node_id).unwrap_or(0),
         }
     });
     let planned = plan.steps.iter().filter_map(|step| match step {
@@ -60,21 +82,24 @@ fn response(report: &PlacementReport, leaders: &BTreeMap<u64, u64>) -> GetPlacem
         nodes: nodes.collect(),
         shards: shards.collect(),
         planned: planned.collect(),
+        paused: placement.is_paused(),
     }
 }
 
 fn wire_move(moving: &ShardMove, row: Option<&ShardProgress>) -> ReplicaMove {
-    let blocked_reason = match moving.to.filter(|_| !moving.is_created) {
-        Some(to) => format!("node {to} has not created its replica yet"),
-        None => row.map(|row| row.blocked.clone()).unwrap_or_default(),
-    };
+    let blocked = row.map(|row| row.blocked.clone()).unwrap_or_default();
     ReplicaMove {
         from_node_id: moving.from.unwrap_or(0),
         to_node_id: moving.to.unwrap_or(0),
         reason: wire_reason(moving.reason).into(),
         cancelled: moving.is_cancelled,
         entries_remaining: row.map_or(0, |row| row.entries),
-        blocked_reason,
+        blocked_reason: blocked.what,
+        blocked_code: blocked.code,
+        blocked_next_step: blocked.next_step,
+        caught_up_to: row.map_or(0, |row| row.caught_up_to),
+        commit_index: row.map_or(0, |row| row.commit_index),
+        bytes_remaining: row.map_or(0, |row| row.bytes),
     }
 }
 
@@ -95,5 +120,6 @@ fn wire_reason(reason: MoveReason) -> wire::MoveReason {
         MoveReason::ReplicaLost => wire::MoveReason::ReplicaLost,
         MoveReason::Spread => wire::MoveReason::Spread,
         MoveReason::Manual => wire::MoveReason::Manual,
+        MoveReason::Racks => wire::MoveReason::Racks,
     }
 }

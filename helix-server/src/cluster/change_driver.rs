@@ -9,6 +9,7 @@ use futures_util::future::join_all;
 use super::client::Cluster;
 use super::member_addresses::address;
 use super::members::Members;
+use super::obstacle::Obstacle;
 use super::peer_messages::{PeerRequest, PeerResponse};
 use super::reconcile::{ChangePhase, ShardProgress, reconcile};
 use crate::error::{Error, Result};
@@ -49,9 +50,8 @@ impl Cluster {
             // The shard's leader may lag behind on shard 0. An old target would revert later
             // changes.
             if let Err(error) = self.catch_up().await {
-                let blocked = format!("the target replicas are unknown: {error}");
-                let (phase, entries) = (ChangePhase::Pending, 0);
-                let row = ShardProgress { shard_id, version, phase, entries, blocked };
+                let blocked = Obstacle::state_unknown(&error.to_string());
+                let row = ShardProgress::new(shard_id, version, ChangePhase::Pending, blocked);
                 self.lock_progress().insert(shard_id, row);
                 return false;
             }
@@ -60,23 +60,33 @@ impl Cluster {
                 return true;
             }
         }
+        let is_paused = self.hold_back(shard_id, replica, moving.as_ref(), &mut target);
         let waiting = if shard_id == 0 { self.deferred_leavers().await } else { BTreeSet::new() };
         target.voters.extend(&waiting);
-        let row =
-            |phase, entries, blocked| ShardProgress { shard_id, version, phase, entries, blocked };
+        let row = |phase, blocked| ShardProgress::new(shard_id, version, phase, blocked);
+        let mut is_done = false;
         let row = match reconcile(replica, &self.hub, shard_id, &target).await {
-            Ok((ChangePhase::Done, ..)) if !waiting.is_empty() => {
-                row(ChangePhase::Pending, 0, "the other shards go first".to_owned())
+            Ok((ChangePhase::Done, _)) if !waiting.is_empty() => {
+                row(ChangePhase::Pending, Obstacle::other_shards_first(0))
             }
-            Ok((phase, entries, blocked)) => row(phase, entries, blocked),
+            Ok((phase, state)) => {
+                is_done = phase == ChangePhase::Done;
+                let (phase, blocked) = match is_done && is_paused {
+                    true => (ChangePhase::Pending, Obstacle::paused()),
+                    false => (phase, state.blocked),
+                };
+                let (entries, bytes) = (state.entries, state.bytes);
+                let (caught_up_to, commit_index) = (state.caught_up_to, state.commit_index);
+                let row = row(phase, blocked);
+                ShardProgress { entries, bytes, caught_up_to, commit_index, ..row }
+            }
             Err(why) => {
                 tracing::debug!(shard_id, %why, "cannot change the shard's replicas yet");
-                row(ChangePhase::ChangingVoters, 0, why)
+                row(ChangePhase::ChangingVoters, Obstacle::uncommitted(why))
             }
         };
-        let is_done = row.phase == ChangePhase::Done;
         self.lock_progress().insert(shard_id, row);
-        match moving {
+        match moving.filter(|_| !is_paused) {
             Some(moving) if is_done => self.finish_move(shard_id, replica, &moving, &target).await,
             _ => is_done,
         }
@@ -113,7 +123,12 @@ impl Cluster {
         if let Some(row) = rows.iter_mut().find(|row| row.shard_id == 0)
             && !join_blocked.is_empty()
         {
-            (row.phase, row.blocked) = (ChangePhase::Pending, join_blocked);
+            let blocked = Obstacle::new(
+                "NODE_NOT_JOINED",
+                join_blocked,
+                "see the log of the node that joins; remove-node cancels its addition",
+            );
+            (row.phase, row.blocked) = (ChangePhase::Pending, blocked);
         }
         rows
     }
@@ -213,13 +228,7 @@ impl Cluster {
         let reported = join_all(requests).await.into_iter().flatten().flatten();
         let mut shards = self.machine().read(|state| state.shards().clone());
         shards.extend(members.placement().into_iter().flat_map(|it| it.shards()).map(|it| it.0));
-        let pending = |shard_id| ShardProgress {
-            shard_id,
-            version: 0,
-            phase: ChangePhase::Pending,
-            entries: 0,
-            blocked: String::new(),
-        };
+        let pending = |id| ShardProgress::new(id, 0, ChangePhase::Pending, Obstacle::default());
         let mut rows: BTreeMap<u64, ShardProgress> =
             shards.into_iter().chain([0]).map(|id| (id, pending(id))).collect();
         for row in reported.chain(self.local_progress()).filter(|row| row.version >= version) {
@@ -266,7 +275,9 @@ impl Cluster {
         let is_joining = members.get(last.node_id).is_some_and(|it| it.joining.is_some());
         let phase = shards.iter().map(|row| row.phase).min().filter(|_| !is_joining);
         let phase = phase.unwrap_or(ChangePhase::Pending);
-        let blocked = shards.iter().find(|row| !row.blocked.is_empty());
+        // Shards that wait for others say less than those.
+        let blocked = shards.iter().filter(|row| !row.blocked.is_none());
+        let blocked = blocked.min_by_key(|row| (row.blocked.waits_for_shards(), row.shard_id));
         let blocked = blocked.map(|row| format!("shard {}: {}", row.shard_id, row.blocked));
         // The change itself is done only when shard 0's leader has finished it.
         let phase = phase.min(ChangePhase::ChangingVoters);

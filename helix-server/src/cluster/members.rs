@@ -12,10 +12,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::placement::ReplicaPlacement;
-use crate::limits::{ADDRESS_BYTES_MAX, MEMBERS_MAX, REPLICAS_MAX};
+use crate::limits::{ADDRESS_BYTES_MAX, MEMBERS_MAX, RACK_BYTES_MAX, REPLICAS_MAX};
 use crate::log::{
     AddMember, ChangeKind, ClusterReply, InitMembers, Joined, MemberChange, MemberCommand,
-    ReplaceMember, SetDraining,
+    ReplaceMember, SetDraining, SetRack,
 };
 use crate::quote::quote;
 use crate::raft::{ReplicaId, node_of, replica_id};
@@ -39,6 +39,8 @@ pub struct Member {
     pub leaving: bool,
     /// It gets no new replicas.
     pub cordoned: bool,
+    /// Rack or zone; empty if it states none.
+    pub rack: String,
 }
 
 impl Member {
@@ -178,6 +180,8 @@ impl Members {
             MemberCommand::FinishMove(finish) => self.finish_move(*finish),
             MemberCommand::CancelMove(cancel) => self.cancel_move(*cancel),
             MemberCommand::AddShards(add) => self.add_shards(*add)?,
+            MemberCommand::SetRack(set) => self.set_rack(set)?,
+            MemberCommand::PauseMoves(paused) => self.pause_moves(*paused)?,
         };
         Ok(MembersUpdate { reply, is_changed: *self != before, removed })
     }
@@ -195,6 +199,7 @@ impl Members {
                     draining: false,
                     leaving: false,
                     cordoned: false,
+                    rack: String::new(),
                 };
                 self.members.insert(node_id, member);
                 self.generations.insert(node_id, generation);
@@ -336,6 +341,20 @@ impl Members {
         Ok(ClusterReply::Done)
     }
 
+    fn set_rack(&mut self, set: &SetRack) -> Result<ClusterReply, ClusterReply> {
+        let SetRack { node_id, ref rack } = *set;
+        self.check_known()?;
+        if rack.len() > RACK_BYTES_MAX {
+            let what = format!("{} bytes, at most {RACK_BYTES_MAX} are allowed", rack.len());
+            return Err(invalid("rack", what));
+        }
+        let Some(member) = self.members.get_mut(&node_id) else {
+            return Err(ClusterReply::NodeNotFound { node_id });
+        };
+        member.rack.clone_from(rack);
+        Ok(ClusterReply::Done)
+    }
+
     fn joined(&mut self, version: u64, joined: Joined) -> ClusterReply {
         let Joined { node_id, generation } = joined;
         let Some(member) = self.members.get_mut(&node_id) else { return ClusterReply::Done };
@@ -391,6 +410,7 @@ impl Members {
             draining: false,
             leaving: false,
             cordoned: false,
+            rack: String::new(),
         };
         self.members.insert(node_id, member);
         Ok(())

@@ -55,6 +55,7 @@ impl From<&Members> for MembersRecord {
             draining: member.draining,
             leaving: member.leaving,
             cordoned: member.cordoned,
+            rack: member.rack.clone(),
         };
         let generations = members.generations.iter();
         Self {
@@ -80,7 +81,8 @@ impl From<&ReplicaPlacement> for PlacementRecord {
             replicas: shard.replicas.iter().map(generation_row).collect(),
             moving: shard.moving.as_ref().map(MoveRecord::from),
         });
-        Self { replicas: placement.replicas, shards: shards.collect() }
+        let (replicas, paused) = (placement.replicas, placement.is_paused);
+        Self { replicas, shards: shards.collect(), paused }
     }
 }
 
@@ -125,7 +127,8 @@ impl PlacementRecord {
                 return Err(broken(format!("shard {shard_id} appears twice")));
             }
         }
-        Ok(ReplicaPlacement { replicas: self.replicas, shards })
+        let (replicas, is_paused) = (self.replicas, self.paused);
+        Ok(ReplicaPlacement { replicas, shards, is_paused })
     }
 }
 
@@ -152,6 +155,7 @@ impl MembersRecord {
                 draining: it.draining,
                 leaving: it.leaving,
                 cordoned: it.cordoned,
+                rack: it.rack,
             };
             if members.members.insert(node_id, member).is_some() {
                 return Err(broken(format!("node {node_id} appears twice")));

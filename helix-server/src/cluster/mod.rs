@@ -15,7 +15,7 @@
 //!   out. `reconcile` moves the replicas of one shard to the target, one Raft membership change at
 //!   a time. `dial` chooses the addresses of the members.
 //! - `placement`: the replicas of each shard and their moves. `planner` decides which moves to
-//!   make, `placement_driver` submits them.
+//!   make, `placement_driver` submits them. `obstacle` explains what cannot go on.
 //! - `shard_growth`: adds data shards, and chooses the shards of new partitions.
 //! - `access`: creates and revokes tokens, changes rules.
 //! - `group_coordinator`: drives the consumer groups of the shards that this node leads.
@@ -39,6 +39,7 @@ mod member_addresses;
 mod members;
 mod members_record;
 mod node_changes;
+mod obstacle;
 mod peer_messages;
 mod placement;
 mod placement_driver;
@@ -61,6 +62,8 @@ pub use group_coordinator::{CoordinatorRound, matched_topics, unmatched};
 pub use machine::ClusterMachine;
 pub use member_addresses::MemberAddresses;
 pub use members::{FIRST_GENERATION, Member, Members};
+pub use node_changes::NodeRemoval;
+pub use obstacle::Obstacle;
 pub use peer_messages::{EntryRange, ReplicaStatusReport};
 pub use placement::{MoveReason, PlacedShard, ReplicaPlacement, ShardMove, ShardTarget};
 pub use placement_driver::PlacementReport;

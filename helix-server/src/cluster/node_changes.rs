@@ -8,6 +8,7 @@ use tokio::time::Instant;
 
 use super::client::{Cluster, unexpected};
 use super::members::{Member, Members};
+use super::obstacle::removal_obstacle;
 use super::state::ClusterState;
 use crate::error::{Error, Result};
 use crate::limits;
@@ -17,6 +18,16 @@ use crate::log::{
 };
 use crate::peer::{Hello, PeerError};
 use crate::raft::{Replica, node_of};
+
+/// A requested removal of a node.
+#[derive(Debug, Clone, Copy)]
+pub struct NodeRemoval {
+    pub node_id: u64,
+    /// The node does not respond and will not return.
+    pub is_lost: bool,
+    /// The other nodes need not take all of its replicas.
+    pub allow_fewer_replicas: bool,
+}
 
 /// A requested change with the nodes that it depends on.
 struct CheckedChange {
@@ -54,22 +65,24 @@ impl Cluster {
         self.submit_unless_validating(command, validate_only).await
     }
 
-    /// Removes a node. An unreachable node is removed only if it is declared `lost`.
+    /// Removes a node. An unreachable node is removed only if it is declared lost.
     ///
     /// # Errors
-    /// As [`Self::add_node`]; [`Error::NodeNotFound`] for an unknown node.
+    /// As [`Self::add_node`]; [`Error::NodeNotFound`] for an unknown node, and
+    /// [`Error::NotEnoughNodes`] if the other nodes cannot take the replicas of a node that is not
+    /// lost.
     pub async fn remove_node(
         &self,
-        node_id: u64,
-        lost: bool,
+        removal: NodeRemoval,
         validate_only: bool,
     ) -> Result<Option<MemberChange>> {
+        let NodeRemoval { node_id, is_lost, allow_fewer_replicas } = removal;
         self.catch_up().await?;
         let command = MemberCommand::Remove(RemoveMember { node_id });
         self.preview(&command)?;
         let members = self.members_now();
         if let Some(member) = members.get(node_id).filter(|it| it.generation > 0 && !it.leaving) {
-            if !lost && let Some(why) = self.unreachable_reason(member.node_id) {
+            if !is_lost && let Some(why) = self.unreachable_reason(member.node_id) {
                 let what = format!(
                     "node {node_id} does not respond ({why}); if it will not return, say that it \
                      is lost"
@@ -79,6 +92,13 @@ impl Cluster {
             let stays = members.iter().filter(|it| it.node_id != node_id && it.generation > 0);
             let voters = stays.map(|it| it.node_id).collect();
             self.check_change(CheckedChange { command: command.clone(), voters, newcomer: None })?;
+            if !is_lost
+                && !allow_fewer_replicas
+                && let Some(obstacle) = removal_obstacle(&members, node_id)
+            {
+                let what = format!("{}; {}", obstacle.what, obstacle.next_step);
+                return Err(Error::NotEnoughNodes { what });
+            }
         }
         self.submit_unless_validating(command, validate_only).await
     }

@@ -240,7 +240,7 @@ fn encode_reply(reply: &ClusterReply) -> PeerResponseKind {
 
 /// Maps a field name of a reply to its static form. The names are part of the public API.
 fn field(name: &str) -> &'static str {
-    const FIELDS: [&str; 24] = [
+    const FIELDS: [&str; 25] = [
         "name",
         "count",
         "node_id",
@@ -250,6 +250,7 @@ fn field(name: &str) -> &'static str {
         "replicas",
         "total",
         "peer_endpoint",
+        "rack",
         "shards",
         "partition_count",
         "replication_factor",
@@ -272,6 +273,7 @@ fn field(name: &str) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cluster::obstacle::Obstacle;
     use crate::cluster::reconcile::ChangePhase;
     use crate::cluster::state::{ClusterLimits, ClusterState};
     use crate::log::{ChangeKind, CreateTopic, MemberChange, PartitionSettings, Verdict};
@@ -337,7 +339,10 @@ mod tests {
             version: 8,
             phase: ChangePhase::CatchingUp,
             entries: 5,
-            blocked: "why".to_owned(),
+            bytes: 6,
+            caught_up_to: 7,
+            commit_index: 8,
+            blocked: Obstacle::new("CODE", "why", "what to do"),
         };
         for response in [
             PeerResponse::Version(4),

@@ -34,20 +34,31 @@ pub enum MoveReason {
     Spread,
     /// An operator asked for it.
     Manual,
+    /// A rack has more of the shard's replicas than another one, by two or more.
+    Racks,
 }
 
 impl MoveReason {
-    const ALL: [Self; 6] = [
+    const ALL: [Self; 7] = [
         Self::TooFew,
         Self::TooMany,
         Self::NodeLeaves,
         Self::ReplicaLost,
         Self::Spread,
         Self::Manual,
+        Self::Racks,
     ];
 
     pub(super) fn number(self) -> u32 {
-        self as u32 + 1
+        match self {
+            Self::Racks => 40,
+            other => other as u32 + 1,
+        }
+    }
+
+    /// Returns whether such a move improves the placement, but is not needed.
+    pub fn is_optional(self) -> bool {
+        matches!(self, Self::Spread | Self::Racks | Self::Manual)
     }
 
     pub(super) fn from_number(number: u32) -> Option<Self> {
@@ -135,6 +146,8 @@ pub struct ReplicaPlacement {
     pub(super) replicas: u32,
     /// By shard id, with shard 0.
     pub(super) shards: BTreeMap<u64, PlacedShard>,
+    /// No move starts, and none in progress copies.
+    pub(super) is_paused: bool,
 }
 
 /// Replicas that a shard should have.
@@ -150,6 +163,11 @@ impl ReplicaPlacement {
     /// Returns the number of replicas that each data shard should have, as far as there are nodes.
     pub fn replicas(&self) -> u32 {
         self.replicas
+    }
+
+    /// Returns whether an operator has paused the moves.
+    pub fn is_paused(&self) -> bool {
+        self.is_paused
     }
 
     /// Iterates over all shards, sorted by id, shard 0 first.
@@ -280,7 +298,7 @@ impl Members {
         let placed = PlacedShard { replicas, moving: None };
         let shards = shards.map(|id| (id, placed.clone())).collect();
         let replicas = u32::try_from(REPLICAS_MAX).unwrap_or(u32::MAX);
-        self.placement = Some(ReplicaPlacement { replicas, shards });
+        self.placement = Some(ReplicaPlacement { replicas, shards, is_paused: false });
         ClusterReply::Done
     }
 
@@ -310,6 +328,14 @@ impl Members {
         }
         if let Some(placement) = &mut self.placement {
             placement.replicas = count;
+        }
+        Ok(ClusterReply::Done)
+    }
+
+    pub(super) fn pause_moves(&mut self, is_paused: bool) -> Result<ClusterReply, ClusterReply> {
+        self.check_placed()?;
+        if let Some(placement) = &mut self.placement {
+            placement.is_paused = is_paused;
         }
         Ok(ClusterReply::Done)
     }
@@ -356,6 +382,10 @@ impl Members {
         let Some(shard) = placement.clone().find_map(|it| it.shard(shard_id)) else {
             return Err(invalid("shard_id", format!("there is no shard {shard_id}")));
         };
+        if self.placement().is_some_and(ReplicaPlacement::is_paused) {
+            let what = "moves of replicas are paused; resume them first".to_owned();
+            return Err(ClusterReply::ChangeInProgress { what });
+        }
         if shard.moving.is_some() {
             let what = format!("a replica of shard {shard_id} is being moved");
             return Err(ClusterReply::ChangeInProgress { what });

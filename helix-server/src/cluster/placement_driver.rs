@@ -1,19 +1,24 @@
 //! Runs the planner on shard 0's leader, and finishes the moves that the shards' leaders have
 //! carried out. Also reports the placement to operators and takes their requests.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
+
+use futures_util::future::join_all;
 
 use super::client::{Cluster, unexpected};
 use super::members::Members;
 use super::node_changes::refusal;
+use super::obstacle::Obstacle;
+use super::peer_messages::{PeerResponse, ReplicaStatusRequest};
 use super::placement::{MoveReason, ReplicaPlacement, ShardMove, ShardTarget};
-use super::planner::{Plan, PlanStep, plan};
+use super::planner::{Plan, PlanStep, plan, rack_objection};
 use super::reconcile::{ChangePhase, ShardProgress};
 use crate::error::{Error, Result};
 use crate::limits;
 use crate::log::{
-    ClusterCommand, ClusterReply, FinishMove, MemberCommand, PlanMove, SetCordoned, TakePlacement,
+    CancelMove, ClusterCommand, ClusterReply, FinishMove, MemberCommand, PlanMove, SetCordoned,
+    SetRack, TakePlacement,
 };
 use crate::protocol;
 use crate::raft::{Replica, ReplicaId, node_and_generation};
@@ -30,6 +35,37 @@ pub struct PlacementReport {
     pub plan: Plan,
     /// Progress of the moves, by the shards' leaders.
     pub progress: Vec<ShardProgress>,
+    /// Nodes that respond.
+    pub reachable: BTreeSet<u64>,
+    /// Why the new replica of a shard accepts no entries, by shard.
+    pub unwritable: BTreeMap<u64, String>,
+}
+
+impl PlacementReport {
+    /// Returns the progress of a shard, with the reason why its move does not go on.
+    pub fn progress_of(&self, shard_id: u64) -> Option<ShardProgress> {
+        let shard = self.members.placement()?.shard(shard_id)?;
+        let moving = shard.moving.as_ref()?;
+        let row = self.progress.iter().find(|row| row.shard_id == shard_id);
+        let row = row.filter(|row| row.version > 0).cloned();
+        let pending = || {
+            let blocked = Obstacle::no_leader(shard_id);
+            ShardProgress::new(shard_id, 0, ChangePhase::Pending, blocked)
+        };
+        let mut row = row.unwrap_or_else(pending);
+        if let Some(to) = moving.to.filter(|_| !moving.is_created && !moving.is_cancelled) {
+            row.blocked = Obstacle::not_created(to, self.reachable.contains(&to));
+        } else if let Some(to) = moving.to.filter(|to| {
+            let is_working = row.blocked.is_none() && row.phase != ChangePhase::Done;
+            is_working && !moving.is_cancelled && !self.reachable.contains(to)
+        }) {
+            row.blocked = Obstacle::unreachable(to);
+        }
+        if let (Some(to), Some(why)) = (moving.to, self.unwritable.get(&shard_id)) {
+            row.blocked = Obstacle::no_space(to, why, row.bytes);
+        }
+        Some(row)
+    }
 }
 
 impl Cluster {
@@ -59,6 +95,30 @@ impl Cluster {
             }
             (state.version(), target, shard.and_then(|it| it.finishable()).copied())
         })
+    }
+
+    /// Lets a shard keep its voters, without new replicas, while the moves are paused.
+    ///
+    /// A shard whose voters have changed finishes its move, and a cancelled one leads back. Returns
+    /// whether the shard waits.
+    pub(super) fn hold_back(
+        &self,
+        shard_id: u64,
+        replica: &Replica,
+        moving: Option<&ShardMove>,
+        target: &mut ShardTarget,
+    ) -> bool {
+        let is_paused = self
+            .machine()
+            .read(|state| state.members().placement().is_some_and(ReplicaPlacement::is_paused));
+        let is_running = moving.is_some_and(|it| !it.is_cancelled);
+        let membership = replica.membership();
+        let [voters] = membership.configs.as_slice() else { return false };
+        if shard_id == 0 || !is_paused || !is_running || *voters == target.voters {
+            return false;
+        }
+        target.voters.clone_from(voters);
+        true
     }
 
     /// Commits that a shard has the replicas after its move, or those from before a cancelled one.
@@ -136,7 +196,7 @@ impl Cluster {
         let mut leaving = members.iter().filter(|it| it.leaving);
         let target = members.shard_target(0);
         is_done
-            && moves.all(|(_, it)| is_optional(it.reason))
+            && moves.all(|(_, it)| it.reason.is_optional())
             && !leaving.any(|it| members.has_replicas(it.node_id))
             && self.replica().membership().is(&target.voters, &target.learners)
     }
@@ -148,29 +208,30 @@ impl Cluster {
         mut rows: Vec<ShardProgress>,
     ) -> Vec<ShardProgress> {
         let Some(placement) = members.placement() else { return rows };
-        let plan = plan(members, &self.reachable());
+        let reachable = self.reachable();
+        let plan = plan(members, &reachable);
         let has_leaver = members.iter().any(|it| it.leaving && members.has_data(it.node_id));
         for row in &mut rows {
             if row.shard_id == 0 && has_leaver && row.phase == ChangePhase::Done {
                 row.phase = ChangePhase::Pending;
-                row.blocked = "the other shards go first".to_owned();
+                row.blocked = Obstacle::other_shards_first(plan.waiting_shards());
                 continue;
             }
             let moving = placement.shard(row.shard_id).and_then(|it| it.moving.as_ref());
             let stuck = plan.stuck.iter().find(|it| it.shard_id == row.shard_id);
             let is_planned = plan.steps.iter().any(|step| match step {
-                PlanStep::Move(it) => it.shard_id == row.shard_id && !is_optional(it.reason),
+                PlanStep::Move(it) => it.shard_id == row.shard_id && !it.reason.is_optional(),
                 PlanStep::Cancel { shard_id, .. } => *shard_id == row.shard_id,
             });
-            let waits = moving.is_some_and(|it| !is_optional(it.reason)) || is_planned;
+            let waits = moving.is_some_and(|it| !it.reason.is_optional()) || is_planned;
             if (waits || stuck.is_some_and(|it| !it.reason.is_lack_of_nodes()))
                 && row.phase == ChangePhase::Done
             {
                 row.phase = ChangePhase::Pending;
                 if let Some(stuck) = stuck {
-                    row.blocked = stuck.reason.to_string();
+                    row.blocked = stuck.reason.obstacle();
                 } else if let Some(to) = moving.filter(|it| !it.is_created).and_then(|it| it.to) {
-                    row.blocked = format!("node {to} has not created its replica yet");
+                    row.blocked = Obstacle::not_created(to, reachable.contains(&to));
                 }
             }
         }
@@ -187,9 +248,40 @@ impl Cluster {
         self.catch_up().await?;
         let (members, open) =
             self.machine().read(|state| (state.members().clone(), state.shards().clone()));
-        let plan = plan(&members, &self.reachable());
+        let reachable = self.reachable();
+        let plan = plan(&members, &reachable);
         let progress = self.progress_since(0, &members).await;
-        Ok(PlacementReport { members, open, plan, progress })
+        let unwritable = self.unwritable_targets(&members, &reachable).await;
+        Ok(PlacementReport { members, open, plan, progress, reachable, unwritable })
+    }
+
+    /// Asks the nodes that get replicas whether their logs accept entries. Returns why not, by
+    /// shard.
+    async fn unwritable_targets(
+        &self,
+        members: &Members,
+        reachable: &BTreeSet<u64>,
+    ) -> BTreeMap<u64, String> {
+        let moves = members.placement().into_iter().flat_map(ReplicaPlacement::moves);
+        let targets = moves.filter_map(|(shard_id, it)| {
+            let to = it.to.filter(|to| reachable.contains(to) && !it.is_cancelled)?;
+            // Before the replica exists, the log of shard 0 tells whether the disk is full.
+            Some((shard_id, to, if it.is_created { shard_id } else { 0 }))
+        });
+        let asked = join_all(targets.map(|(shard_id, to, log)| async move {
+            let report = match to == self.node_id() {
+                true => {
+                    let request = ReplicaStatusRequest { shard_id: log, resetting_replica: 0 };
+                    match self.local_replica_status(&request).await {
+                        PeerResponse::ReplicaStatus(report) => Some(report),
+                        _ => None,
+                    }
+                }
+                false => self.ask_replica_status(to, log, None).await,
+            };
+            Some((shard_id, report?.unwritable))
+        }));
+        asked.await.into_iter().flatten().filter(|(_, why)| !why.is_empty()).collect()
     }
 
     /// Keeps new replicas away from a node, or no longer.
@@ -200,6 +292,67 @@ impl Cluster {
     pub async fn set_cordoned(&self, node_id: u64, cordoned: bool) -> Result<()> {
         let command = MemberCommand::SetCordoned(SetCordoned { node_id, cordoned });
         self.change_placement(command).await
+    }
+
+    /// Brings the rack of this node in the cluster's state in line with its settings. Returns
+    /// whether it is, or cannot be yet.
+    pub async fn state_rack(&self, rack: &str) -> bool {
+        let node_id = self.node_id();
+        let is_other = self.machine().read(|state| {
+            let member = state.members().get(node_id);
+            member.is_some_and(|member| member.rack != rack)
+        });
+        if !is_other || self.protocol() < protocol::RACKS {
+            return true;
+        }
+        let set = SetRack { node_id, rack: rack.to_owned() };
+        match self.command(ClusterCommand::Members(MemberCommand::SetRack(set))).await {
+            Ok(_) => true,
+            Err(error) => {
+                tracing::debug!(%error, "cannot state the rack yet");
+                false
+            }
+        }
+    }
+
+    /// Pauses all moves of replicas, or resumes them.
+    ///
+    /// # Errors
+    /// [`Error::Unimplemented`] before every node runs this release, and the errors of
+    /// [`Self::catch_up`] and [`Self::command`].
+    pub async fn pause_moves(&self, paused: bool) -> Result<()> {
+        if self.protocol() < protocol::PAUSED_MOVES {
+            let what = "pausing moves before every node is upgraded";
+            return Err(Error::Unimplemented { what });
+        }
+        self.change_placement(MemberCommand::PauseMoves(paused)).await
+    }
+
+    /// Cancels the move of a shard's replica, at any step until it is finished. Returns it.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for an unknown shard, [`Error::ChangeRefused`] if nothing moves,
+    /// and the errors of [`Self::catch_up`] and [`Self::command`].
+    pub async fn cancel_move(&self, shard_id: u64) -> Result<ShardMove> {
+        self.wait_placed().await?;
+        self.catch_up().await?;
+        let shard = self
+            .machine()
+            .read(|state| state.members().placement().and_then(|it| it.shard(shard_id)).cloned());
+        let Some(shard) = shard else {
+            let what = format!("there is no shard {shard_id}");
+            return Err(Error::InvalidArgument { field: "shard_id", what });
+        };
+        let Some(moving) = shard.moving else {
+            let what = format!(
+                "no replica of shard {shard_id} is being moved; a finished move is undone by \
+                 another one"
+            );
+            return Err(Error::ChangeRefused { what });
+        };
+        let cancel = CancelMove { shard_id, id: moving.id };
+        self.change_placement(MemberCommand::CancelMove(cancel)).await?;
+        Ok(ShardMove { is_cancelled: true, ..moving })
     }
 
     /// Sets the number of replicas that each data shard should have.
@@ -229,9 +382,21 @@ impl Cluster {
             }
         }
         self.catch_up().await?;
-        let is_member = self.machine().read(|state| state.members().get(to).is_some());
+        let (is_member, is_paused) = self.machine().read(|state| {
+            let members = state.members();
+            let is_paused = members.placement().is_some_and(ReplicaPlacement::is_paused);
+            (members.get(to).is_some(), is_paused)
+        });
+        if is_paused {
+            let what = "moves of replicas are paused; resume them first".to_owned();
+            return Err(Error::ChangeRefused { what });
+        }
         if is_member && !self.reachable().contains(&to) {
             let what = format!("node {to} cannot be reached; start it first");
+            return Err(Error::ChangeRefused { what });
+        }
+        let members = self.machine().read(|state| state.members().clone());
+        if let Some(what) = rack_objection(&members, shard_id, from, to) {
             return Err(Error::ChangeRefused { what });
         }
         let reason = MoveReason::Manual.number();
@@ -271,7 +436,5 @@ impl Cluster {
     }
 }
 
-/// Returns whether a move improves the placement, but is not needed.
-fn is_optional(reason: MoveReason) -> bool {
-    matches!(reason, MoveReason::Spread | MoveReason::Manual)
-}
+#[cfg(test)]
+mod tests;

@@ -2,13 +2,15 @@
 //! reachable. Shard 0's leader runs it and submits its first actions; nothing else plans moves.
 //!
 //! Goals in this order: replicas on nodes that stay and have their data, as many replicas as there
-//! should be, and equal numbers of replicas on all nodes. A move in progress counts as done, at its
+//! should be, each shard's replicas in different racks, and equal numbers of replicas on all nodes.
+//! A move in progress counts as done, at its
 //! source and at its target. Each goal that cannot be reached now has a reason.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use super::members::Members;
+use super::obstacle::{Obstacle, list};
 use super::placement::{MoveReason, PlacedShard, ReplicaPlacement, ShardMove};
 use crate::limits::{MOVES_MAX, REPLICAS_MAX};
 use crate::log::{CancelMove, MemberCommand, PlanMove};
@@ -50,37 +52,47 @@ impl PlanStep {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum StuckReason {
     /// Too few of its replicas are reachable to change them.
-    NoMajority { reachable: usize, needed: usize },
+    NoMajority { reachable: usize, needed: usize, silent: Vec<u64> },
     /// The only nodes that may get a replica are unreachable.
     Unreachable { nodes: Vec<u64> },
     /// It would lose its only replica.
     LastReplica,
-    /// There are not enough nodes that may have a replica.
-    TooFewNodes { replicas: usize, wanted: usize },
+    /// There are not enough nodes that may have a replica. `refused` has the nodes without one.
+    TooFewNodes { replicas: usize, wanted: usize, refused: Vec<(u64, &'static str)> },
     /// As many moves as possible are in progress.
     OtherMovesFirst,
     /// A node that leaves keeps its vote in shard 0 until it has no other replica.
-    OtherShardsFirst,
+    OtherShardsFirst { shards: usize },
+    /// An operator has paused the moves.
+    MovesPaused,
+    /// A rack has too many of its replicas, and no node of the other racks may get one.
+    Racks { rack: String, replicas: usize, of: usize, refused: Vec<(u64, &'static str)> },
 }
 
 impl fmt::Display for StuckReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NoMajority { reachable, needed } => write!(
+            Self::NoMajority { reachable, needed, silent } => write!(
                 f,
-                "{reachable} of its replicas are reachable, {needed} are needed to move one"
+                "{reachable} of its replicas are reachable, {needed} are needed to move one; nodes \
+                 that do not respond: {}",
+                list(silent)
             ),
             Self::Unreachable { nodes } => {
-                write!(f, "the nodes that may get a replica cannot be reached: {nodes:?}")
+                write!(f, "the nodes that may get a replica cannot be reached: {}", list(nodes))
             }
             Self::LastReplica => write!(f, "no node may get a replica, and this is the only one"),
-            Self::TooFewNodes { replicas, wanted } => write!(
-                f,
-                "it has {replicas} of {wanted} replicas, and no other node may get one; add or \
-                 uncordon a node"
-            ),
+            Self::TooFewNodes { replicas, wanted, refused } => {
+                write!(f, "it has {replicas} of {wanted} replicas, and no other node may get one")?;
+                refused.iter().try_for_each(|(node, why)| write!(f, "; node {node} {why}"))
+            }
+            Self::Racks { rack, replicas, of, refused } => {
+                write!(f, "{replicas} of its {of} replicas are in {}", rack_name(rack))?;
+                write!(f, ", and no node of a rack with fewer may get one")?;
+                refused.iter().try_for_each(|(node, why)| write!(f, "; node {node} {why}"))
+            }
             Self::OtherMovesFirst => write!(f, "{MOVES_MAX} other moves go first"),
-            Self::OtherShardsFirst => write!(f, "the other shards go first"),
+            Self::OtherShardsFirst { .. } | Self::MovesPaused => self.obstacle().fmt(f),
         }
     }
 }
@@ -88,7 +100,7 @@ impl fmt::Display for StuckReason {
 impl StuckReason {
     /// Returns whether only more nodes help.
     pub fn is_lack_of_nodes(&self) -> bool {
-        matches!(self, Self::TooFewNodes { .. })
+        matches!(self, Self::TooFewNodes { .. } | Self::Racks { .. })
     }
 
     /// Returns a stable name.
@@ -99,9 +111,49 @@ impl StuckReason {
             Self::LastReplica => "LAST_REPLICA",
             Self::TooFewNodes { .. } => "TOO_FEW_NODES",
             Self::OtherMovesFirst => "OTHER_MOVES_FIRST",
-            Self::OtherShardsFirst => "OTHER_SHARDS_FIRST",
+            Self::OtherShardsFirst { .. } => "OTHER_SHARDS_FIRST",
+            Self::MovesPaused => "MOVES_PAUSED",
+            Self::Racks { .. } => "RACKS",
         }
     }
+
+    /// Returns what an operator can do about it.
+    pub fn next_step(&self) -> String {
+        match self {
+            Self::NoMajority { silent, .. } | Self::Unreachable { nodes: silent } => format!(
+                "start nodes {}; if they will not return, replace them, or remove them with --lost",
+                list(silent)
+            ),
+            Self::LastReplica => "add or uncordon a node".to_owned(),
+            Self::TooFewNodes { refused, .. } | Self::Racks { refused, .. } => {
+                let is_cordoned = |(_, why): &&(u64, &str)| *why == "is cordoned";
+                let cordoned = refused.iter().filter(is_cordoned).map(|(node, _)| *node);
+                let cordoned: Vec<u64> = cordoned.collect();
+                match cordoned.is_empty() {
+                    true if matches!(self, Self::Racks { .. }) => {
+                        "start the nodes of the other racks, or add one there".to_owned()
+                    }
+                    true => "add a node, or run `helix cluster set-replicas`".to_owned(),
+                    false => format!("uncordon nodes {}, or add a node", list(&cordoned)),
+                }
+            }
+            Self::OtherMovesFirst => "wait; see the moves in progress".to_owned(),
+            Self::OtherShardsFirst { .. } | Self::MovesPaused => self.obstacle().next_step,
+        }
+    }
+
+    /// Returns this reason as an obstacle.
+    pub fn obstacle(&self) -> Obstacle {
+        match self {
+            Self::OtherShardsFirst { shards } => Obstacle::other_shards_first(*shards),
+            Self::MovesPaused => Obstacle::paused(),
+            other => Obstacle::new(other.code(), other.to_string(), other.next_step()),
+        }
+    }
+}
+
+fn rack_name(rack: &str) -> String {
+    if rack.is_empty() { "nodes without a rack".to_owned() } else { format!("rack {rack}") }
 }
 
 /// A shard that does not have the replicas that it should have.
@@ -125,11 +177,46 @@ impl Plan {
     /// Returns whether all shards have their replicas where they should be; their numbers on the
     /// nodes may differ. Shards that lack nodes count as complete.
     pub fn is_complete(&self) -> bool {
-        let is_spread = |step: &PlanStep| {
-            matches!(step, PlanStep::Move(PlannedMove { reason: MoveReason::Spread, .. }))
+        let is_spread = |step: &PlanStep| match step {
+            PlanStep::Move(planned) => planned.reason.is_optional(),
+            PlanStep::Cancel { .. } => false,
         };
         let lacks_nodes = |stuck: &StuckShard| stuck.reason.is_lack_of_nodes();
         self.steps.iter().all(is_spread) && self.stuck.iter().all(lacks_nodes)
+    }
+
+    /// Returns the shards with a step or a reason to wait. A crowded rack is none.
+    fn shards(&self) -> BTreeSet<u64> {
+        let of_step = |step: &PlanStep| match step {
+            PlanStep::Move(it) => it.shard_id,
+            PlanStep::Cancel { shard_id, .. } => *shard_id,
+        };
+        let stuck = self.stuck.iter().filter(|it| !matches!(it.reason, StuckReason::Racks { .. }));
+        let stuck = stuck.map(|it| it.shard_id);
+        self.steps.iter().map(of_step).chain(stuck).collect()
+    }
+
+    /// Returns the number of data shards that do not have the replicas that they should have.
+    pub(super) fn waiting_shards(&self) -> usize {
+        self.shards().into_iter().filter(|shard_id| *shard_id != 0).count()
+    }
+
+    /// Starts nothing: what would begin now waits. Moves that only spread replicas have no reason.
+    fn pause(&mut self) {
+        for step in std::mem::take(&mut self.steps) {
+            let (shard_id, node_id) = match step {
+                PlanStep::Move(PlannedMove { reason, .. }) if reason.is_optional() => continue,
+                PlanStep::Move(PlannedMove { shard_id, from, .. }) => (shard_id, from),
+                PlanStep::Cancel { shard_id, .. } => (shard_id, None),
+            };
+            self.stuck.push(StuckShard { shard_id, node_id, reason: StuckReason::MovesPaused });
+        }
+        for it in &mut self.stuck {
+            if it.reason == StuckReason::OtherMovesFirst {
+                it.reason = StuckReason::MovesPaused;
+            }
+        }
+        self.stuck.sort_by_key(|it| it.shard_id);
     }
 }
 
@@ -142,8 +229,38 @@ pub(super) fn plan(members: &Members, reachable: &BTreeSet<u64>) -> Plan {
     for (shard_id, shard) in placement.shards() {
         planner.repair(shard_id, shard);
     }
-    planner.spread();
+    if planner.has_time() {
+        planner.spread_racks();
+        planner.spread();
+    }
+    if placement.is_paused() {
+        planner.plan.pause();
+    }
     planner.plan
+}
+
+/// Returns why an operator's move would be followed by another one: it crowds a rack.
+pub(super) fn rack_objection(
+    members: &Members,
+    shard_id: u64,
+    from: u64,
+    to: u64,
+) -> Option<String> {
+    let after = members.placement()?.shard(shard_id)?.after();
+    let rack = |node: u64| members.get(node).map_or("", |member| member.rack.as_str());
+    let count = |name: &str| after.keys().filter(|node| rack(**node) == name).count();
+    let (old, new) = (rack(from), rack(to));
+    if !after.contains_key(&from) || old == new || count(new) < count(old) {
+        return None;
+    }
+    let replicas = count(new) + 1;
+    Some(format!(
+        "node {to} is in {}, which would have {replicas} replicas of shard {shard_id}, and {} {}; \
+         the cluster would move one back, so choose a node of another rack",
+        rack_name(new),
+        rack_name(old),
+        count(old) - 1,
+    ))
 }
 
 struct Planner<'a> {
@@ -249,7 +366,8 @@ impl<'a> Planner<'a> {
             (None, None) if count > wanted => (Some(self.surplus(shard)), MoveReason::TooMany),
             (None, None) => {
                 if waiting.is_some() {
-                    self.stuck(shard_id, waiting, StuckReason::OtherShardsFirst);
+                    let shards = waiting.map_or(0, |node| self.data_shards_on(node));
+                    self.stuck(shard_id, waiting, StuckReason::OtherShardsFirst { shards });
                 }
                 return;
             }
@@ -268,7 +386,8 @@ impl<'a> Planner<'a> {
                 let after = self.live(rest) + usize::from(to.is_some());
                 let size = count + usize::from(to.is_some()) - usize::from(from.is_some());
                 if to.is_none() && from.is_none() {
-                    let reason = StuckReason::TooFewNodes { replicas: count, wanted };
+                    let refused = self.refused(shard);
+                    let reason = StuckReason::TooFewNodes { replicas: count, wanted, refused };
                     return self.stuck(shard_id, None, reason);
                 }
                 if size == 0 {
@@ -279,13 +398,32 @@ impl<'a> Planner<'a> {
                         true => (live, needed),
                         false => (after, size / 2 + 1),
                     };
-                    let reason = StuckReason::NoMajority { reachable, needed };
+                    let is_silent = |row: &(&u64, &u32)| self.live(std::iter::once(*row)) == 0;
+                    let silent = shard.replicas.iter().filter(is_silent);
+                    let silent = silent.map(|(node, _)| *node).collect();
+                    let reason = StuckReason::NoMajority { reachable, needed, silent };
                     return self.stuck(shard_id, from, reason);
                 }
                 self.start(PlannedMove { shard_id, from, to, reason });
             }
             Err(nodes) => self.stuck(shard_id, from, StuckReason::Unreachable { nodes }),
         }
+    }
+
+    /// Returns the number of data shards with a replica on a node, also during a move.
+    fn data_shards_on(&self, node: u64) -> usize {
+        let data = self.placement.shards().filter(|(shard_id, _)| *shard_id != 0);
+        let holds = |shard: &PlacedShard| {
+            shard.generation_on(node).is_some() || shard.replicas.contains_key(&node)
+        };
+        data.filter(|(_, shard)| holds(shard)).count()
+    }
+
+    /// Returns the nodes without a replica of a shard, with the reasons why they get none.
+    fn refused(&self, shard: &PlacedShard) -> Vec<(u64, &'static str)> {
+        let others = self.members.iter().map(|it| it.node_id);
+        let others = others.filter(|node| !shard.replicas.contains_key(node));
+        others.filter_map(|node| Some((node, self.members.refusal_to_hold(node)?))).collect()
     }
 
     /// Returns the node that gets a new replica: the one with the fewest. `None` if no node may
@@ -302,8 +440,13 @@ impl<'a> Planner<'a> {
         };
         let free: Vec<u64> = self.members.iter().map(|it| it.node_id).filter(is_free).collect();
         let reached = free.iter().copied().filter(|node| self.reachable.contains(node));
+        let rest: Vec<u64> =
+            shard.replicas.keys().copied().filter(|node| from != Some(*node)).collect();
         // A node that lost its replica gets it again.
-        let best = reached.min_by_key(|node| (from != Some(*node), self.load(*node), *node));
+        let best = reached.min_by_key(|node| {
+            let in_rack = self.in_rack(&rest, self.rack(*node));
+            (from != Some(*node), in_rack, self.load(*node), *node)
+        });
         match best {
             None if !free.is_empty() => Err(free),
             best => Ok(best),
@@ -315,33 +458,98 @@ impl<'a> Planner<'a> {
         let nodes = shard.replicas.keys().copied();
         let order = |node: &u64| {
             let is_wanted = self.reachable.contains(node) && self.members.may_hold(*node);
-            (!is_wanted, self.load(*node), *node)
+            let in_rack = self.in_rack(shard.replicas.keys(), self.rack(*node));
+            (!is_wanted, in_rack, self.load(*node), *node)
         };
         nodes.max_by_key(order).unwrap_or(0)
     }
 
-    /// Moves replicas from nodes with many to nodes with fewer, if that makes a difference.
-    ///
-    /// Waits for what is wrong in data shards: that changes the numbers, too.
-    fn spread(&mut self) {
+    /// Returns whether nothing is wrong in data shards, so that replicas may spread: what is wrong
+    /// changes the numbers, too.
+    fn has_time(&self) -> bool {
         let is_data_repair = |step: &PlanStep| match step {
             PlanStep::Move(planned) => planned.shard_id != 0,
             PlanStep::Cancel { .. } => true,
         };
-        let is_repair = |(shard_id, moving): (u64, &ShardMove)| {
-            shard_id != 0 && !matches!(moving.reason, MoveReason::Spread | MoveReason::Manual)
-        };
+        let is_repair =
+            |(shard_id, moving): (u64, &ShardMove)| shard_id != 0 && !moving.reason.is_optional();
         let is_waiting = |stuck: &StuckShard| stuck.reason == StuckReason::OtherMovesFirst;
-        if self.plan.steps.iter().any(is_data_repair)
-            || self.placement.moves().any(is_repair)
-            || self.plan.stuck.iter().any(is_waiting)
-        {
+        !self.plan.steps.iter().any(is_data_repair)
+            && !self.placement.moves().any(is_repair)
+            && !self.plan.stuck.iter().any(is_waiting)
+    }
+
+    fn rack(&self, node: u64) -> &str {
+        self.members.get(node).map_or("", |member| member.rack.as_str())
+    }
+
+    /// Returns how many of these nodes are in a rack.
+    fn in_rack<'b>(&self, nodes: impl IntoIterator<Item = &'b u64>, rack: &str) -> usize {
+        nodes.into_iter().filter(|node| self.rack(**node) == rack).count()
+    }
+
+    /// Moves replicas out of racks with more of a shard than others, by two or more.
+    fn spread_racks(&mut self) {
+        let racks: BTreeSet<&str> =
+            self.members.iter().filter(|it| !it.leaving).map(|it| it.rack.as_str()).collect();
+        if racks.len() < 2 {
             return;
         }
+        let placement = self.placement;
+        for (shard_id, shard) in placement.shards() {
+            let is_busy = self.plan.shards().contains(&shard_id) || shard.moving.is_some();
+            if is_busy || self.live(&shard.replicas) < shard.replicas.len() {
+                continue;
+            }
+            let count = |rack: &str| self.in_rack(shard.replicas.keys(), rack);
+            let fewest = racks.iter().map(|rack| count(rack)).min().unwrap_or(0);
+            let order = |node: &u64| (count(self.rack(*node)), self.load(*node), *node);
+            let Some(from) = shard.replicas.keys().copied().max_by_key(order) else { continue };
+            let most = count(self.rack(from));
+            if most < fewest + 2 {
+                continue;
+            }
+            let others = || {
+                let others = self.members.iter().map(|it| it.node_id);
+                let others = others.filter(|node| !shard.replicas.contains_key(node));
+                others.filter(|node| count(self.rack(*node)) + 2 <= most)
+            };
+            let is_free =
+                |node: &u64| self.members.may_hold(*node) && self.reachable.contains(node);
+            match others().filter(is_free).min_by_key(order) {
+                Some(to) if self.moves_left > 0 => {
+                    let (from, to, reason) = (Some(from), Some(to), MoveReason::Racks);
+                    self.start(PlannedMove { shard_id, from, to, reason });
+                }
+                Some(_) => {}
+                None => {
+                    let why = |node| {
+                        let why = self.members.refusal_to_hold(node);
+                        Some((node, why.unwrap_or("cannot be reached")))
+                    };
+                    let refused = others().filter_map(why).collect();
+                    let (rack, of) = (self.rack(from).to_owned(), shard.replicas.len());
+                    let reason = StuckReason::Racks { rack, replicas: most, of, refused };
+                    self.stuck(shard_id, Some(from), reason);
+                }
+            }
+        }
+        self.plan.stuck.sort_by_key(|it| it.shard_id);
+    }
+
+    /// Moves replicas from nodes with many to nodes with fewer, if that makes a difference.
+    fn spread(&mut self) {
         while self.moves_left > 0 {
             let Some(planned) = self.next_spread() else { return };
             self.start(planned);
         }
+    }
+
+    /// Returns whether a shard's replicas are in as many racks after a move as before.
+    fn keeps_racks(&self, shard: &PlacedShard, from: u64, to: u64) -> bool {
+        let (old, new) = (self.rack(from), self.rack(to));
+        let count = |rack: &str| self.in_rack(shard.replicas.keys(), rack);
+        old == new || count(new) < count(old)
     }
 
     fn next_spread(&self) -> Option<PlannedMove> {
@@ -351,16 +559,7 @@ impl<'a> Planner<'a> {
         sources.sort_by_key(|node| (std::cmp::Reverse(self.load(*node)), *node));
         let mut targets: Vec<u64> = nodes().filter(is_target).collect();
         targets.sort_by_key(|node| (self.load(*node), *node));
-        let planned: BTreeSet<u64> = self
-            .plan
-            .steps
-            .iter()
-            .map(|step| match step {
-                PlanStep::Move(it) => it.shard_id,
-                PlanStep::Cancel { shard_id, .. } => *shard_id,
-            })
-            .chain(self.plan.stuck.iter().map(|it| it.shard_id))
-            .collect();
+        let planned = self.plan.shards();
         for from in sources {
             for to in targets.iter().copied() {
                 if self.load(from) < self.load(to) + 2 {
@@ -373,6 +572,7 @@ impl<'a> Planner<'a> {
                         && shard.replicas.contains_key(&from)
                         && !shard.replicas.contains_key(&to)
                         && self.live(&shard.replicas) == shard.replicas.len()
+                        && self.keeps_racks(shard, from, to)
                 };
                 if let Some((shard_id, _)) = self.placement.shards().find(fits) {
                     let (from, to, reason) = (Some(from), Some(to), MoveReason::Spread);

@@ -4,6 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::obstacle::{MajorityLack, Obstacle};
 use super::placement::ShardTarget;
 use crate::limits;
 use crate::peer::Hub;
@@ -30,8 +31,22 @@ pub struct ShardProgress {
     pub phase: ChangePhase,
     /// Entries that new replicas still lack.
     pub entries: u64,
+    /// Approximate bytes of these entries.
+    pub bytes: u64,
+    /// Last entry that the slowest new replica has; 0 if it has none, or if there is none.
+    pub caught_up_to: u64,
+    /// Last committed entry of the shard; 0 if it is not known.
+    pub commit_index: u64,
     /// Reason why it makes no progress; empty while it does.
-    pub blocked: String,
+    pub blocked: Obstacle,
+}
+
+impl ShardProgress {
+    /// Returns the progress of a shard that nothing is known about but its phase.
+    pub(super) fn new(shard_id: u64, version: u64, phase: ChangePhase, blocked: Obstacle) -> Self {
+        let (entries, bytes, caught_up_to, commit_index) = (0, 0, 0, 0);
+        Self { shard_id, version, phase, entries, bytes, caught_up_to, commit_index, blocked }
+    }
 }
 
 const PHASES: [ChangePhase; 5] = [
@@ -49,7 +64,12 @@ impl From<&[ShardProgress]> for ProgressRecord {
             version: row.version,
             phase: row.phase as u32 + 1,
             entries: row.entries,
-            blocked: row.blocked.clone(),
+            blocked: row.blocked.what.clone(),
+            code: row.blocked.code.clone(),
+            next_step: row.blocked.next_step.clone(),
+            caught_up_to: row.caught_up_to,
+            commit_index: row.commit_index,
+            bytes: row.bytes,
         });
         Self { rows: rows.collect() }
     }
@@ -66,7 +86,10 @@ impl ProgressRecord {
                 phase: phase
                     .ok_or_else(|| format!("phase {} is unknown to this version", row.phase))?,
                 entries: row.entries,
-                blocked: row.blocked,
+                bytes: row.bytes,
+                caught_up_to: row.caught_up_to,
+                commit_index: row.commit_index,
+                blocked: Obstacle { code: row.code, what: row.blocked, next_step: row.next_step },
             })
         };
         self.rows.into_iter().map(row).collect()
@@ -94,7 +117,7 @@ enum Step {
     Wait {
         phase: ChangePhase,
         entries: u64,
-        blocked: String,
+        blocked: Obstacle,
     },
     /// Leaves the joint configuration of an unfinished change.
     LeaveJoint,
@@ -119,12 +142,9 @@ impl ReconcileInput<'_> {
 
     fn next(&self) -> Step {
         let Membership { configs, learners, is_committed } = self.membership;
-        let wait = |phase, blocked: &str| {
-            let blocked = blocked.to_owned();
-            Step::Wait { phase, entries: 0, blocked }
-        };
+        let wait = |phase, blocked| Step::Wait { phase, entries: 0, blocked };
         let Some(voters) = configs.first().filter(|_| *is_committed) else {
-            return wait(ChangePhase::ChangingVoters, "");
+            return wait(ChangePhase::ChangingVoters, Obstacle::default());
         };
         if configs.len() > 1 {
             return Step::LeaveJoint;
@@ -142,16 +162,14 @@ impl ReconcileInput<'_> {
         }
         if voters == self.target {
             let Some(absent) = new_followers.next() else { return Step::Done };
-            let blocked = format!("node {} cannot be reached", node_of(absent));
-            return wait(ChangePhase::Pending, &blocked);
+            return wait(ChangePhase::Pending, Obstacle::unreachable(node_of(absent)));
         }
         let new: Vec<ReplicaId> = self.target.difference(voters).copied().collect();
         if let Some(&id) = new.iter().find(|id| !learners.contains(id)) {
             if self.is_reached(id) {
                 return Step::AddLearner(id);
             }
-            let blocked = format!("node {} cannot be reached", node_of(id));
-            return wait(ChangePhase::Pending, &blocked);
+            return wait(ChangePhase::Pending, Obstacle::unreachable(node_of(id)));
         }
         if let Some(wait) = self.lagging(&new) {
             return wait;
@@ -164,7 +182,7 @@ impl ReconcileInput<'_> {
         let lagging: Vec<ReplicaId> =
             new.iter().copied().filter(|id| !self.is_caught_up(*id)).collect();
         let lost = lagging.iter().find(|id| !self.is_reached(**id));
-        let blocked = lost.map(|id| format!("node {} cannot be reached", node_of(*id)));
+        let blocked = lost.map(|id| Obstacle::unreachable(node_of(*id)));
         let lags = lagging.iter().filter_map(|id| self.lag(*id));
         let entries = lags.fold(0, u64::saturating_add);
         let blocked = blocked.unwrap_or_default();
@@ -182,10 +200,14 @@ impl ReconcileInput<'_> {
         let (count, healthy) = (self.target.len(), self.target.iter().filter(is_healthy).count());
         let needed = count / 2 + 1;
         if healthy < needed {
-            let blocked = format!(
-                "it would leave {healthy} of {count} voters reachable and caught up, {needed} are \
-                 needed"
-            );
+            let nodes = |is_reached| {
+                let unfit = self.target.iter().filter(|id| !is_healthy(id));
+                let of = unfit.filter(move |id| self.is_reached(**id) == is_reached);
+                of.map(|id| node_of(*id)).collect()
+            };
+            let (silent, lagging) = (nodes(false), nodes(true));
+            let lack = MajorityLack { healthy, count, silent, lagging };
+            let blocked = Obstacle::no_majority(&lack);
             return Step::Wait { phase: ChangePhase::ChangingVoters, entries: 0, blocked };
         }
         if self.target.contains(&self.own) {
@@ -199,9 +221,39 @@ impl ReconcileInput<'_> {
                 Step::SetVoters(self.target.iter().copied().chain([self.own]).collect())
             }
             None => {
-                let blocked = "no remaining voter can take over leadership".to_owned();
+                let blocked = Obstacle::no_successor(voters.len());
                 Step::Wait { phase: ChangePhase::ChangingVoters, entries: 0, blocked }
             }
+        }
+    }
+}
+
+/// Where the reconciliation of a shard stands.
+#[derive(Debug, Default)]
+pub(super) struct ReconcileState {
+    /// Entries that new replicas still lack.
+    pub(super) entries: u64,
+    pub(super) bytes: u64,
+    pub(super) caught_up_to: u64,
+    pub(super) commit_index: u64,
+    pub(super) blocked: Obstacle,
+}
+
+impl ReconcileState {
+    /// Returns the state of a shard whose new replicas lack this many entries.
+    fn of(replica: &Replica, target: &ShardTarget, entries: u64, blocked: Obstacle) -> Self {
+        let status = replica.status();
+        let held = status.last_index.saturating_sub(status.purged).max(1);
+        let voters = replica.voters();
+        let is_new = |id: &ReplicaId| target.voters.contains(id) && !voters.contains(id);
+        let matched = replica.matched().into_iter().filter(|(id, _)| is_new(id));
+        let bytes = u128::from(status.wal.held_bytes) * u128::from(entries) / u128::from(held);
+        Self {
+            entries,
+            bytes: u64::try_from(bytes).unwrap_or(u64::MAX),
+            caught_up_to: matched.map(|(_, index)| index).min().unwrap_or(0),
+            commit_index: status.committed,
+            blocked,
         }
     }
 }
@@ -215,7 +267,7 @@ pub(super) async fn reconcile(
     hub: &Hub,
     shard_id: u64,
     target: &ShardTarget,
-) -> Result<(ChangePhase, u64, String), String> {
+) -> Result<(ChangePhase, ReconcileState), String> {
     loop {
         let membership = replica.membership();
         let mut reached: BTreeSet<u64> =
@@ -238,9 +290,13 @@ pub(super) async fn reconcile(
         }
         let apply = async {
             match step {
-                Step::Done => return Ok(Some((ChangePhase::Done, 0, String::new()))),
+                Step::Done => {
+                    let state = ReconcileState::of(replica, target, 0, Obstacle::default());
+                    return Ok(Some((ChangePhase::Done, state)));
+                }
                 Step::Wait { phase, entries, blocked } => {
-                    return Ok(Some((phase, entries, blocked)));
+                    let state = ReconcileState::of(replica, target, entries, blocked);
+                    return Ok(Some((phase, state)));
                 }
                 Step::LeaveJoint => replica.leave_joint().await?,
                 Step::AddLearner(id) => replica.add_learner(id).await?,
@@ -251,7 +307,7 @@ pub(super) async fn reconcile(
                 Step::TransferLeadership(id) => {
                     let transferred = replica.transfer_leadership(Some(node_of(id)), &[]).await;
                     transferred.map_err(|error| error.to_string())?;
-                    return Ok(Some((ChangePhase::ChangingVoters, 0, String::new())));
+                    return Ok(Some((ChangePhase::ChangingVoters, ReconcileState::default())));
                 }
             }
             Ok::<_, String>(None)

@@ -164,5 +164,6 @@ async fn report(
         clean_offsets: Vec::new(),
         blocked_partitions: 0,
         damaged_ranges: ranges.map(|(first, last)| EntryRange { first, last }).collect(),
+        unwritable: replica.writable().err().map(|error| error.to_string()).unwrap_or_default(),
     })
 }

@@ -80,4 +80,13 @@ impl Cluster {
         }
         self.protocol() >= version
     }
+
+    /// Commits an entry in shard 0 that changes nothing: it raises the version to what it is.
+    ///
+    /// # Errors
+    /// Those of [`Self::command`].
+    pub async fn probe(&self) -> Result<()> {
+        let version = self.protocol();
+        self.command(ClusterCommand::RaiseProtocol { version }).await.map(drop)
+    }
 }

@@ -12,7 +12,7 @@ use super::{
 };
 use crate::limits::{
     BATCH_BYTES_MAX, ELECTION_TIMEOUT_MS_MAX, ELECTION_TIMEOUT_MS_MIN, MEMBERS_MAX, PARTITIONS_MAX,
-    PARTITIONS_PER_TOPIC_MAX, SHARDS_MAX,
+    PARTITIONS_PER_TOPIC_MAX, RACK_BYTES_MAX, SHARDS_MAX,
 };
 use crate::memory::{MEMORY_LIMIT_MIN, MemoryShares};
 use crate::trace::CAN_EXPORT;
@@ -128,6 +128,10 @@ impl ServerConfig {
         );
         let is_named = self.cluster_id.as_ref().is_none_or(|name| !name.is_empty());
         problems.expect(is_named, "cluster-id", &"", "set a name, or omit the flag");
+        if let Some(rack) = &self.rack {
+            let is_named = !rack.trim().is_empty() && rack.len() <= RACK_BYTES_MAX;
+            problems.expect(is_named, "rack", rack, "choose a name of 1 to 64 bytes");
+        }
         if let Some(threads) = self.worker_threads {
             let is_sane = threads.get() <= WORKER_THREADS_MAX;
             problems.expect(is_sane, "worker-threads", &threads, "choose a number in 1..=1024");

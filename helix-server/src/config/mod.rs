@@ -169,6 +169,10 @@ pub struct ServerConfig {
     #[arg(long)]
     pub advertise_addr: Option<String>,
 
+    /// Rack or zone of the node; replicas of a shard spread over racks [default: none]
+    #[arg(long, value_name = "NAME")]
+    pub rack: Option<String>,
+
     /// Name of the cluster; the node joins no cluster of another name [default: any]
     #[arg(long, value_name = "NAME")]
     pub cluster_id: Option<String>,

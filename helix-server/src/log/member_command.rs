@@ -3,7 +3,7 @@
 pub use crate::records::member_command_record::Command as MemberCommand;
 pub use crate::records::{
     AddMember, AddShards, CancelMove, FinishMove, InitMembers, Joined, PlanMove, RemoveMember,
-    ReplaceMember, ReplicaCreated, SetCordoned, SetDraining, TakePlacement,
+    ReplaceMember, ReplicaCreated, SetCordoned, SetDraining, SetRack, TakePlacement,
 };
 
 impl MemberCommand {
@@ -24,6 +24,9 @@ impl MemberCommand {
             Self::FinishMove(_) => "finish move",
             Self::CancelMove(_) => "cancel move",
             Self::AddShards(_) => "add shards",
+            Self::SetRack(_) => "set rack",
+            Self::PauseMoves(true) => "pause moves",
+            Self::PauseMoves(false) => "resume moves",
         }
     }
 }

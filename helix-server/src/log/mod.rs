@@ -52,7 +52,7 @@ pub use kept_offsets::{COMPACTED_OFFSETS_MAX, KeptOffsets};
 pub use member_change::{ChangeKind, MemberChange};
 pub use member_command::{
     AddMember, AddShards, CancelMove, FinishMove, InitMembers, Joined, MemberCommand, PlanMove,
-    RemoveMember, ReplaceMember, ReplicaCreated, SetCordoned, SetDraining, TakePlacement,
+    RemoveMember, ReplaceMember, ReplicaCreated, SetCordoned, SetDraining, SetRack, TakePlacement,
 };
 pub use partition::Partition;
 pub use producer_owner::{BatchChecksum, ProducerOwner};

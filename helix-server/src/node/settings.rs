@@ -61,6 +61,8 @@ impl std::fmt::Debug for NodeStorage {
 pub struct NodeSettings {
     pub node_id: u64,
     pub storage: NodeStorage,
+    /// Rack or zone; empty if it states none.
+    pub rack: String,
     /// Name or id of the cluster. `None` accepts the other nodes' cluster, or draws a random id.
     pub cluster_name: Option<String>,
     /// Data shards of a new cluster.

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::{LogLimits, Shard};
+use crate::error::Result;
 use crate::limits;
 use crate::log::{
     Head, Partition, PartitionId, PartitionSegment, ROWS_PER_ENTRY_MAX, RetentionPolicy,
@@ -120,6 +121,16 @@ async fn release(shard: &Shard, bound: u64) {
     }
     let command = Command::control(Head::Shard(ShardCommand::Release { index: upto }));
     propose(shard, command).await;
+}
+
+impl Shard {
+    /// Commits an entry that changes nothing: it releases what is released.
+    ///
+    /// # Errors
+    /// Those of [`Self::command`].
+    pub async fn probe(&self) -> Result<()> {
+        self.command(ShardCommand::Release { index: self.released() }).await
+    }
 }
 
 /// Proposes a command that the next round proposes again if it is lost.

@@ -20,16 +20,16 @@ use helix_proto::log::v1::produce_service_client::ProduceServiceClient;
 use helix_proto::log::v1::topic_service_client::TopicServiceClient;
 use helix_proto::log::v1::{
     AddNodeRequest, AddPartitionsRequest, AddShardsRequest, AllowAccessRequest, AppendRequest,
-    AppendStreamRequest, CommitOffsetsRequest, CreateTokenRequest, CreateTopicRequest,
-    DeleteGroupRequest, DeleteTopicRequest, DescribeGroupRequest, ErrorReason, FetchRequest,
-    ForgetGroupTopicRequest, GetMetadataRequest, GetOffsetsRequest, GetTopicRequest,
-    HeartbeatRequest, InitProducerRequest, LeaveRequest, ListAccessRequest, ListGroupsRequest,
-    ListQuotasRequest, ListTokensRequest, ListTopicsRequest, MoveShardRequest, RemoveAccessRequest,
-    RemoveNodeRequest, ReplaceNodeRequest, ReportGatewayMembersRequest, ResolveOffsetsRequest,
-    RevokeTokenRequest, SeekGroupRequest, SetCordonedRequest, SetDrainingRequest,
-    SetFencingTokenRequest, SetQuotaRequest, SetReplicasRequest, SubscribeRequest,
-    TestAccessRequest, TransferLeaderRequest, TrimPartitionRequest, UpdateTopicRequest,
-    WatchMembershipChangeRequest, WatchMetadataRequest,
+    AppendStreamRequest, CancelMoveRequest, CommitOffsetsRequest, CreateTokenRequest,
+    CreateTopicRequest, DeleteGroupRequest, DeleteTopicRequest, DescribeGroupRequest, ErrorReason,
+    FetchRequest, ForgetGroupTopicRequest, GetHealthRequest, GetMetadataRequest, GetOffsetsRequest,
+    GetTopicRequest, HeartbeatRequest, InitProducerRequest, LeaveRequest, ListAccessRequest,
+    ListGroupsRequest, ListQuotasRequest, ListTokensRequest, ListTopicsRequest, MoveShardRequest,
+    RemoveAccessRequest, RemoveNodeRequest, ReplaceNodeRequest, ReportGatewayMembersRequest,
+    ResolveOffsetsRequest, RevokeTokenRequest, SeekGroupRequest, SetCordonedRequest,
+    SetDrainingRequest, SetFencingTokenRequest, SetMovesPausedRequest, SetQuotaRequest,
+    SetReplicasRequest, SubscribeRequest, TestAccessRequest, TransferLeaderRequest,
+    TrimPartitionRequest, UpdateTopicRequest, WatchMembershipChangeRequest, WatchMetadataRequest,
 };
 use prost::Message;
 use prost_types::{FileDescriptorSet, MethodDescriptorProto};
@@ -66,6 +66,9 @@ enum InvalidCall {
     SetReplicas(SetReplicasRequest),
     MoveShard(MoveShardRequest),
     AddShards(AddShardsRequest),
+    CancelMove(CancelMoveRequest),
+    GetHealth(GetHealthRequest),
+    PauseMoves(SetMovesPausedRequest),
     WatchMembershipChange(WatchMembershipChangeRequest),
     Heartbeat(HeartbeatRequest),
     Leave(LeaveRequest),
@@ -156,6 +159,9 @@ impl InvalidCall {
             Self::SetReplicas(request) => cluster.set_replicas(request).await.map(drop),
             Self::MoveShard(request) => cluster.move_shard(request).await.map(drop),
             Self::AddShards(request) => cluster.add_shards(request).await.map(drop),
+            Self::PauseMoves(request) => cluster.set_moves_paused(request).await.map(drop),
+            Self::GetHealth(request) => cluster.get_health(request).await.map(drop),
+            Self::CancelMove(request) => cluster.cancel_move(request).await.map(drop),
             Self::WatchMembershipChange(request) => {
                 let mut answers = cluster.watch_membership_change(request).await?.into_inner();
                 answers.message().await.map(drop)

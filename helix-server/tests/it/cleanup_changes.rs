@@ -212,7 +212,8 @@ async fn a_damaged_table_says_that_it_is_not_compacted_and_stops_no_other() {
         .await;
     assert_eq!(damaged.clean_offset, Some(0), "{damaged:?}");
     assert!(!sound.is_uncleanable, "{sound:?}");
-    let health = server.cluster().get_health(GetHealthRequest {}).await.unwrap().into_inner();
+    let health =
+        server.cluster().get_health(GetHealthRequest::default()).await.unwrap().into_inner();
     let issue = health.issues.iter().find(|it| it.reason() == HealthReason::Uncleanable);
     let issue = issue.unwrap_or_else(|| panic!("{health:?}"));
     assert_eq!(issue.shard_id, Some(shard_id));

@@ -38,7 +38,8 @@ async fn health_names_damage_to_shard_0() {
     let (file, what) = ("0000000000000001.seg".to_owned(), "does not verify".to_owned());
     let damage = helix_wal::Error::Damaged { file, bytes: 4096..8192, what };
     server.running.node().cluster().replica().reads().note(&damage);
-    let health = server.cluster().get_health(GetHealthRequest {}).await.unwrap().into_inner();
+    let health =
+        server.cluster().get_health(GetHealthRequest::default()).await.unwrap().into_inner();
     let issue = health.issues.first().expect("there is an issue");
     assert_eq!((issue.reason(), issue.shard_id), (HealthReason::CorruptLog, Some(0)));
     assert!(!health.healthy);

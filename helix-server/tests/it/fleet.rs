@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use helix_client::{Admin, Client, ProducerOptions};
 use helix_proto::log::v1::{
-    FetchRequest, MembershipChange, MembershipPhase, Metadata, PartitionRecords,
+    FetchRequest, MembershipChange, MembershipPhase, Metadata, PartitionRecords, RemoveNodeRequest,
 };
 use helix_server::config::{AdminAddr, ServerConfig, StorageMode};
 use helix_server::limits::ELECTION_TIMEOUT_MS_MAX;
@@ -28,6 +28,8 @@ pub(crate) struct Fleet {
     /// Nodes keep little log, so that a node added later does not find its start.
     short_logs: bool,
     data_shards: u64,
+    /// Racks of the nodes that state one.
+    racks: BTreeMap<u64, &'static str>,
     root: TempDir,
     listen: BTreeMap<u64, SocketAddr>,
     peer: BTreeMap<u64, SocketAddr>,
@@ -41,6 +43,7 @@ impl Fleet {
         Self {
             short_logs: false,
             data_shards: DATA_SHARDS,
+            racks: BTreeMap::new(),
             root: tempfile::tempdir().unwrap(),
             listen: (1..=6).map(|node| (node, address())).collect(),
             peer: (1..=6).map(|node| (node, address())).collect(),
@@ -59,6 +62,19 @@ impl Fleet {
     /// As [`Self::of`], with this many data shards.
     pub(crate) async fn with_shards(nodes: &[u64], data_shards: u64) -> Self {
         let mut fleet = Self { data_shards, ..Self::new() };
+        fleet.start_nodes(nodes, nodes).await;
+        fleet.settle().await;
+        fleet
+    }
+
+    /// As [`Self::with_shards`], with racks of these nodes and of nodes that are added later.
+    pub(crate) async fn in_racks(
+        nodes: &[u64],
+        data_shards: u64,
+        racks: &[(u64, &'static str)],
+    ) -> Self {
+        let racks = racks.iter().copied().collect();
+        let mut fleet = Self { data_shards, racks, ..Self::new() };
         fleet.start_nodes(nodes, nodes).await;
         fleet.settle().await;
         fleet
@@ -83,6 +99,7 @@ impl Fleet {
         ServerConfig {
             shards: Some(self.data_shards),
             node_id: node,
+            rack: self.racks.get(&node).map(|rack| (*rack).to_owned()),
             topics: vec![("default".to_owned(), 4)],
             storage: StorageMode::Durable,
             listen_addr: self.listen[&node],
@@ -230,7 +247,12 @@ impl Fleet {
 
     /// Removes a node as [`Self::shrink`] does, and waits until that is done.
     pub(crate) async fn remove(&mut self, node: u64) -> TestServer {
-        let change = self.admin().remove_node(node, false, false).await.unwrap().unwrap();
+        let removal = RemoveNodeRequest {
+            node_id: node,
+            allow_fewer_replicas: true,
+            ..RemoveNodeRequest::default()
+        };
+        let change = self.admin().remove_node_with(removal).await.unwrap().unwrap();
         let removed = self.nodes.remove(&node).unwrap();
         self.done(change.id).await;
         removed

@@ -102,6 +102,7 @@ impl SimulatedTrio {
             node_id,
             topics: vec![("default".to_owned(), 1)],
             log_limits: self.log_limits,
+            rack: String::new(),
             scrub_rate: self.scrub_rate,
             election_timeout: self.election_timeout,
             busy_poll: false,

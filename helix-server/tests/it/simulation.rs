@@ -84,6 +84,7 @@ pub(crate) fn settings_on(open: OpenDisk, seed: u64) -> NodeSettings {
         files: helix_wal::FileCache::default(),
         shares: MemoryShares::default(),
         log_limits: LogLimits::default(),
+        rack: String::new(),
         scrub_rate: 0,
         busy_poll: false,
         pace: helix_server::limits::PACE,

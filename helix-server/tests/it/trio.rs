@@ -511,7 +511,7 @@ pub(crate) async fn metadata(node: &TestServer) -> Metadata {
 }
 
 pub(crate) async fn health(node: &TestServer) -> GetHealthResponse {
-    node.cluster().get_health(GetHealthRequest {}).await.unwrap().into_inner()
+    node.cluster().get_health(GetHealthRequest::default()).await.unwrap().into_inner()
 }
 
 pub(crate) async fn topic(node: &TestServer, name: &str) -> Result<Topic, Status> {

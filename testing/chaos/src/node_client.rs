@@ -58,7 +58,7 @@ impl NodeClient {
 
     pub(crate) async fn health(&self) -> anyhow::Result<GetHealthResponse> {
         let mut cluster = ClusterServiceClient::new(self.channel.clone());
-        let call = cluster.get_health(GetHealthRequest {});
+        let call = cluster.get_health(GetHealthRequest::default());
         Ok(self.bounded("health", call).await?.into_inner())
     }
 

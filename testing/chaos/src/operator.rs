@@ -7,7 +7,9 @@ use std::time::Duration;
 use anyhow::{Context, bail, ensure};
 use helix_checker::{BatchKey, payload};
 use helix_client::{Admin, Client, Config, NewTopic, Producer, ProducerOptions, TokenSource};
-use helix_proto::log::v1::{ErrorReason, MembershipChange, MembershipPhase, StoredBatch};
+use helix_proto::log::v1::{
+    ErrorReason, MembershipChange, MembershipPhase, RemoveNodeRequest, StoredBatch,
+};
 use tokio::time::{Instant, sleep};
 
 use crate::cluster::ChaosCluster;
@@ -109,7 +111,13 @@ pub(crate) async fn remove(
     kills_leader: bool,
 ) -> anyhow::Result<()> {
     let admin = admin(cluster)?;
-    let change = start_change(&admin, || admin.remove_node(id, false, false)).await?;
+    // Small clusters shrink, too.
+    let request = RemoveNodeRequest {
+        node_id: id,
+        allow_fewer_replicas: true,
+        ..RemoveNodeRequest::default()
+    };
+    let change = start_change(&admin, || admin.remove_node_with(request)).await?;
     if kills_leader {
         kill_leader(cluster, &[id]).await?;
     }

@@ -81,6 +81,7 @@ fn settings(disks: &FuzzDisks) -> NodeSettings {
         footer_bytes: 1 << 20,
         shares: MemoryShares::default(),
         log_limits: LogLimits::default(),
+        rack: String::new(),
         scrub_rate: 0,
         busy_poll: false,
         pace: helix_server::limits::PACE,

@@ -170,6 +170,7 @@ impl SimulatedMachine {
                     .map_or(LogLimits::DEFAULT.cleaner_lag, |table| table.cleaner_lag),
                 ..LogLimits::DEFAULT
             },
+            rack: plan.rack_of(*node_id),
             scrub_rate: plan.scrub_rate,
             busy_poll: false,
             pace: helix_server::limits::PACE,

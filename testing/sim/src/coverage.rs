@@ -110,6 +110,10 @@ pub enum CoverageMark {
     ReplicaMoved,
     ReplicaDeleted,
     NodeCordoned,
+    RemovalRefused,
+    MovesPaused,
+    MoveCancelled,
+    RackMove,
     SevenNodes,
     ShardsAdded,
     AddedShardOpened,
@@ -117,7 +121,7 @@ pub enum CoverageMark {
 }
 
 impl CoverageMark {
-    pub const ALL: [Self; 103] = [
+    pub const ALL: [Self; 107] = [
         Self::LeaderChange,
         Self::LeaderChangeWithBatchInFlight,
         Self::LeaderCutOff,
@@ -217,6 +221,10 @@ impl CoverageMark {
         Self::ReplicaMoved,
         Self::ReplicaDeleted,
         Self::NodeCordoned,
+        Self::RemovalRefused,
+        Self::MovesPaused,
+        Self::MoveCancelled,
+        Self::RackMove,
         Self::SevenNodes,
         Self::ShardsAdded,
         Self::AddedShardOpened,

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use helix_checker::HistoryEvent;
 use helix_client::{Client, Position};
-use helix_proto::log::v1::{MembershipChange, MembershipPhase};
+use helix_proto::log::v1::{ErrorReason, MembershipChange, MembershipPhase, RemoveNodeRequest};
 use rand::RngExt;
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
@@ -178,8 +178,15 @@ impl Operator {
         self.context.members.begin(members.into_iter().filter(|member| *member != node).collect());
         self.context.recorder.note(&format!("removing node {node}"));
         let admin = self.client.admin();
+        let mut request = RemoveNodeRequest { node_id: node, ..RemoveNodeRequest::default() };
         loop {
-            match admin.remove_node(node, false, false).await {
+            match admin.remove_node_with(request).await {
+                Err(error) if error.reason == Some(ErrorReason::NotEnoughNodes) => {
+                    // The others cannot take its replicas now, and may never.
+                    request.allow_fewer_replicas = true;
+                    self.context.marks.hit(CoverageMark::RemovalRefused);
+                    self.wait(&format!("cannot remove node {node}: {error}")).await;
+                }
                 Ok(Some(change)) => break self.wait_for_change(change).await?,
                 Ok(None) => return Err("a removal returned no change".into()),
                 Err(error) => self.wait(&format!("cannot remove node {node}: {error}")).await,

@@ -2,8 +2,12 @@
 //!
 //! - No replica of a node gets a generation that another one had.
 //! - No move is planned to a node that leaves or is cordoned.
+//! - No move is planned while moves are paused.
+//! - A move is cancelled only by an operator, or if its target leaves or lost the new replica: a
+//!   copy is not thrown away because the leader has changed.
 //! - A move that spreads replicas does not leave its target with more than its source.
 //! - An added shard takes partitions only once it has its replicas.
+//! - A move between racks leaves the shard's replicas in more of them.
 //! - Without faults the replicas come to be where they should, on the disks and in the Raft groups.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -14,6 +18,7 @@ use helix_server::raft::{node_of, replica_id};
 
 use crate::cluster::SimulatedMachine;
 use crate::coverage::{CoverageMark, CoverageMarks};
+use crate::workload::CancelledShards;
 
 /// Voters of shard 0.
 const VOTERS_MAX: usize = 5;
@@ -28,16 +33,14 @@ pub struct PlacementChecker {
     generations: BTreeMap<(u64, u32), u64>,
     /// Data shards that take partitions.
     open: BTreeSet<u64>,
+    /// Shards whose moves an operator has cancelled at some time.
+    cancelled: CancelledShards,
 }
 
 impl PlacementChecker {
-    pub fn new(marks: CoverageMarks) -> Self {
-        Self {
-            marks,
-            versions: BTreeMap::new(),
-            generations: BTreeMap::new(),
-            open: BTreeSet::new(),
-        }
+    pub fn new(marks: CoverageMarks, cancelled: CancelledShards) -> Self {
+        let (versions, generations, open) = Default::default();
+        Self { marks, versions, generations, open, cancelled }
     }
 
     /// Checks every running node.
@@ -92,14 +95,33 @@ impl PlacementChecker {
                     moving.id, moving.generation
                 ));
             }
+            let member = members.get(to);
+            let is_gone = member.is_none_or(|it| it.leaving || moving.generation < it.generation);
+            if moving.is_cancelled && !is_gone && !self.cancelled.contains(shard_id) {
+                return Err(format!("shard {shard_id}: no operator cancelled {moving:?}"));
+            }
             if moving.id != version {
                 continue;
             }
+            if placement.is_paused() {
+                return Err(format!(
+                    "shard {shard_id} moves although moves are paused: {moving:?}"
+                ));
+            }
             // Planned by the last change.
             self.marks.hit(CoverageMark::ReplicaMoveBegun);
-            let member = members.get(to);
             if member.is_none_or(|it| it.leaving || it.cordoned) {
                 return Err(format!("shard {shard_id} moves to {member:?}"));
+            }
+            if let (MoveReason::Racks, Some(from)) = (moving.reason, moving.from) {
+                self.marks.hit(CoverageMark::RackMove);
+                let rack = |node: u64| members.get(node).map_or("", |it| it.rack.as_str());
+                let shard = placement.shard(shard_id);
+                let after = shard.map(|shard| shard.after()).unwrap_or_default();
+                let count = |name: &str| after.keys().filter(|node| rack(**node) == name).count();
+                if rack(from) == rack(to) || count(rack(to)) > count(rack(from)) {
+                    return Err(format!("shard {shard_id}: {moving:?} does not help: {after:?}"));
+                }
             }
             let loads = loads(members, placement);
             let load = |node: u64| loads.get(&node).copied().unwrap_or(0);
@@ -140,6 +162,9 @@ pub fn problem(machines: &[SimulatedMachine]) -> Option<String> {
     if let Some(change) = members.running() {
         return Some(format!("a membership change is in progress: {change:?}"));
     }
+    if placement.is_paused() {
+        return Some("moves are paused".to_owned());
+    }
     if let Some(moving) = placement.moves().next() {
         return Some(format!("a replica moves: {moving:?}"));
     }
@@ -154,9 +179,14 @@ pub fn problem(machines: &[SimulatedMachine]) -> Option<String> {
             return Some(format!("shard {shard_id} takes no partitions: {shard:?}"));
         }
     }
+    if let Some(shard_id) = crowded(&members, placement) {
+        return Some(format!("a rack has too many replicas of shard {shard_id}: {members:?}"));
+    }
     let loads = loads(&members, placement);
     let (least, most) = (loads.values().min()?, loads.values().max()?);
-    if most - least > 1 {
+    // Racks come before the numbers of replicas.
+    let has_racks = members.iter().any(|member| !member.rack.is_empty());
+    if most - least > 1 && !has_racks {
         return Some(format!("replicas are not spread: {loads:?}"));
     }
     for member in members.iter() {
@@ -181,6 +211,20 @@ pub fn problem(machines: &[SimulatedMachine]) -> Option<String> {
         })
     });
     unreached.map(|(shard_id, shard)| format!("shard {shard_id} has other voters than {shard:?}"))
+}
+
+/// Returns a shard with a replica that should be in another rack.
+fn crowded(members: &Members, placement: &ReplicaPlacement) -> Option<u64> {
+    let rack = |node: u64| members.get(node).map_or("", |member| member.rack.as_str());
+    let mut shards = placement.shards();
+    let found = shards.find(|(_, shard)| {
+        let count = |name: &str| shard.replicas.keys().filter(|node| rack(**node) == name).count();
+        let most = shard.replicas.keys().map(|node| count(rack(*node))).max().unwrap_or(0);
+        let others = members.iter().map(|it| it.node_id);
+        let mut others = others.filter(|node| !shard.replicas.contains_key(node));
+        others.any(|node| count(rack(node)) + 2 <= most)
+    });
+    found.map(|(shard_id, _)| shard_id)
 }
 
 /// Returns how the replicas on a node differ from the placement.

@@ -26,6 +26,7 @@ struct Placer {
     plan: PlacementPlan,
     cordoned: Vec<u64>,
     growth: ShardGrowth,
+    is_paused: bool,
 }
 
 /// Changes the placement until the run calms down, then lets all nodes get replicas again.
@@ -33,13 +34,15 @@ pub async fn operate(context: ClientContext, plan: PlacementPlan) -> turmoil::Re
     context.wait_for_phase(TOPIC_IS_THERE).await;
     let (client, rng) = (context.client()?, context.rng(context.id()));
     let growth = ShardGrowth::default();
-    let mut placer = Placer { context, client, rng, plan, cordoned: Vec::new(), growth };
+    let mut placer =
+        Placer { context, client, rng, plan, cordoned: Vec::new(), growth, is_paused: false };
     placer.set_replicas().await;
     while !placer.context.is_calm() {
         let pause = placer.plan.pause.mul_f64(placer.rng.random_range(0.0..2.0));
         sleep(pause).await;
         placer.random_action().await;
     }
+    placer.resume().await;
     placer.uncordon_all().await;
     placer.context.on_uncordoned();
     placer.growth.check(&placer.context, &placer.client).await?;
@@ -52,16 +55,20 @@ pub async fn operate(context: ClientContext, plan: PlacementPlan) -> turmoil::Re
 
 impl Placer {
     async fn random_action(&mut self) {
-        match self.rng.random_range(0..14) {
+        match self.rng.random_range(0..19) {
             0..5 => self.move_shard().await,
             5..7 => self.cordon().await,
             7..9 => self.uncordon().await,
-            9..10 => self.set_replicas().await,
-            10..12 => self.add_shards().await,
-            _ => {
+            9 => self.set_replicas().await,
+            10..12 => self.cancel_move().await,
+            12 => self.pause().await,
+            13..15 => self.add_shards().await,
+            15..17 => {
                 let Self { growth, context, client, rng, .. } = self;
                 growth.write(context, client, rng).await;
             }
+            _ if self.is_paused => self.resume().await,
+            _ => self.move_shard().await,
         }
     }
 
@@ -104,6 +111,41 @@ impl Placer {
             Ok(()) => self.context.marks.hit(CoverageMark::ReplicaMoveAsked),
             Err(error) => self.note(&format!("cannot move a replica: {error}")),
         }
+    }
+
+    /// Cancels a random move, planned by the cluster or by an operator.
+    async fn cancel_move(&mut self) {
+        let Some(found) = self.placement().await else { return };
+        let moving: Vec<_> = found.shards.iter().filter(|it| it.r#move.is_some()).collect();
+        let Some(shard) = moving.choose(&mut self.rng) else { return };
+        self.note(&format!("cancelling the move of shard {}", shard.shard_id));
+        // Registered first: a failed request may have been applied.
+        self.context.on_move_cancelled(shard.shard_id.into());
+        match self.client.admin().cancel_move(shard.shard_id).await {
+            Ok(_) => self.context.marks.hit(CoverageMark::MoveCancelled),
+            Err(error) => self.note(&format!("cannot cancel a move: {error}")),
+        }
+    }
+
+    async fn pause(&mut self) {
+        self.note("pausing moves");
+        self.is_paused = true;
+        if self.client.admin().set_moves_paused(true).await.is_ok() {
+            self.context.marks.hit(CoverageMark::MovesPaused);
+        }
+    }
+
+    /// Retries until moves are not paused.
+    async fn resume(&mut self) {
+        self.note("resuming moves");
+        loop {
+            let resumed = self.client.admin().set_moves_paused(false).await;
+            if resumed.is_ok() && self.placement().await.is_some_and(|found| !found.paused) {
+                break;
+            }
+            sleep(RETRY_AFTER).await;
+        }
+        self.is_paused = false;
     }
 
     async fn cordon(&mut self) {

@@ -249,6 +249,8 @@ pub struct PlacementPlan {
     pub replicas: Vec<u32>,
     /// Mean pause between changes of the placement.
     pub pause: Duration,
+    /// Racks of the nodes, in turn; 0 for nodes that state none.
+    pub racks: u64,
 }
 
 impl PlacementPlan {
@@ -269,6 +271,8 @@ impl PlacementPlan {
                 false => vec![3, 3, 5],
             },
             pause: Duration::from_millis(rng.random_range(200..=1_500)),
+            // Drawn last, so that seeds keep their plans.
+            racks: if rng.random_bool(0.5) { rng.random_range(2..=3) } else { 0 },
         };
         (has_placement || is_chosen).then_some(plan)
     }
@@ -484,6 +488,14 @@ impl SimulationPlan {
     /// Returns the number of members of the group that run at the same time.
     pub fn group_members(&self) -> u32 {
         self.group.as_ref().map_or(0, |group| group.members)
+    }
+
+    /// Returns the rack that a node states; empty for none.
+    pub fn rack_of(&self, node: u64) -> String {
+        match self.placement.as_ref().map_or(0, |placement| placement.racks) {
+            0 => String::new(),
+            racks => format!("r{}", node % racks),
+        }
     }
 
     /// Returns the number of machines: the initial nodes and spare nodes, which may join.

@@ -58,7 +58,12 @@ impl ShardGrowth {
     }
 
     /// Creates a topic over the shards that take partitions now, or writes to one.
-    pub(crate) async fn write(&mut self, context: &ClientContext, client: &Client, rng: &mut StdRng) {
+    pub(crate) async fn write(
+        &mut self,
+        context: &ClientContext,
+        client: &Client,
+        rng: &mut StdRng,
+    ) {
         if self.topics.len() < TOPICS_MAX && (self.topics.is_empty() || rng.random_bool(0.3)) {
             let name = format!("growth-{}", self.topics.len());
             match client.admin().create_topic(&NewTopic::new(&name, PARTITIONS)).await {
@@ -86,7 +91,11 @@ impl ShardGrowth {
     ///
     /// # Errors
     /// A record that is lost or another one.
-    pub(crate) async fn check(&self, context: &ClientContext, client: &Client) -> Result<(), String> {
+    pub(crate) async fn check(
+        &self,
+        context: &ClientContext,
+        client: &Client,
+    ) -> Result<(), String> {
         for acked in &self.acked {
             let AckedRecord { topic, partition, offset, value } = acked;
             let start = ReadStart::new(topic.as_str(), *partition, Position::Offset(*offset));
@@ -106,9 +115,9 @@ impl ShardGrowth {
                     }
                 }
             };
-            let is_same = found.as_ref().is_some_and(|it| {
-                it.offset == *offset && it.value.as_deref() == Some(&value[..])
-            });
+            let is_same = found
+                .as_ref()
+                .is_some_and(|it| it.offset == *offset && it.value.as_deref() == Some(&value[..]));
             if !is_same {
                 return Err(format!("{acked:?} was acked, but {found:?} is there"));
             }

@@ -1,9 +1,9 @@
 //! Producers and readers that use `helix-client` as applications do.
 //! All of their requests and responses go into the history.
 
-use std::collections::VecDeque;
-use std::sync::Arc;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use helix_checker::{BatchKey, HistoryEvent, payload};
@@ -41,6 +41,20 @@ pub const RETRY_PAUSE: Duration = Duration::from_millis(50);
 /// Maximum wait of a poll.
 const POLL: Duration = Duration::from_millis(300);
 
+/// Shards whose moves an operator has cancelled, or tried to.
+#[derive(Debug, Clone, Default)]
+pub struct CancelledShards(Arc<Mutex<BTreeSet<u64>>>);
+
+impl CancelledShards {
+    pub fn contains(&self, shard_id: u64) -> bool {
+        self.lock().contains(&shard_id)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeSet<u64>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 /// State shared by all clients of a run.
 #[derive(Debug, Clone)]
 pub struct ClientContext {
@@ -59,6 +73,7 @@ pub struct ClientContext {
     is_calm: Arc<AtomicBool>,
     /// Every node may get replicas again.
     is_uncordoned: Arc<AtomicBool>,
+    cancelled: CancelledShards,
 }
 
 /// Phases of a run: the topic exists; the final reads, one phase each.
@@ -85,6 +100,7 @@ impl ClientContext {
             ended,
             is_calm,
             is_uncordoned,
+            cancelled: CancelledShards::default(),
         }
     }
 
@@ -139,6 +155,14 @@ impl ClientContext {
 
     pub fn is_uncordoned(&self) -> bool {
         self.is_uncordoned.load(Ordering::Relaxed)
+    }
+
+    pub fn on_move_cancelled(&self, shard_id: u64) {
+        self.cancelled.lock().insert(shard_id);
+    }
+
+    pub fn cancelled(&self) -> CancelledShards {
+        self.cancelled.clone()
     }
 
     pub fn rng(&self, id: u32) -> StdRng {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use helix_client::Admin;
-use helix_client::proto::log::v1::{MembershipChange, MembershipPhase};
+use helix_client::proto::log::v1::{MembershipChange, MembershipPhase, RemoveNodeRequest};
 use helix_proto::shown;
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -26,7 +26,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(300);
 #[derive(Debug, Clone, Copy)]
 pub(super) enum RequestedChange<'a> {
     Add { node_id: u64, peer_addr: &'a str },
-    Remove { node_id: u64, lost: bool },
+    Remove { node_id: u64, lost: bool, fewer_replicas: bool },
     Replace { lost_node_id: u64, node_id: u64, peer_addr: &'a str },
 }
 
@@ -51,7 +51,12 @@ impl RequestedChange<'_> {
     async fn start(self, admin: &Admin, dry_run: bool) -> anyhow::Result<Option<MembershipChange>> {
         let started = match self {
             Self::Add { node_id, peer_addr } => admin.add_node(node_id, peer_addr, dry_run).await,
-            Self::Remove { node_id, lost } => admin.remove_node(node_id, lost, dry_run).await,
+            Self::Remove { node_id, lost, fewer_replicas } => {
+                let (validate_only, allow_fewer_replicas) = (dry_run, fewer_replicas);
+                let request =
+                    RemoveNodeRequest { node_id, lost, validate_only, allow_fewer_replicas };
+                admin.remove_node_with(request).await
+            }
             Self::Replace { lost_node_id, node_id, peer_addr } => {
                 admin.replace_node(lost_node_id, node_id, peer_addr, dry_run).await
             }

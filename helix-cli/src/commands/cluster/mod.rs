@@ -4,6 +4,7 @@
 pub(crate) mod add_shards;
 pub(crate) mod health;
 pub(crate) mod members;
+pub(crate) mod moves;
 pub(crate) mod needed;
 pub(crate) mod placement;
 mod removal;
@@ -52,13 +53,15 @@ pub(crate) async fn run(global: &GlobalArgs, command: &ClusterSubcommand) -> any
             let change = RequestedChange::Add { node_id: *node, peer_addr };
             members::change(global, change, wait).await
         }
-        ClusterSubcommand::RemoveNode { node, lost, force, yes, wait } => {
-            let removal = removal::Removal { node: *node, lost: *lost, force: *force, yes: *yes };
+        ClusterSubcommand::RemoveNode { node, lost, force, fewer_replicas, yes, wait } => {
+            let (node, lost, fewer_replicas) = (*node, *lost, *fewer_replicas);
+            let (force, yes) = (*force, *yes);
+            let removal = removal::Removal { node, lost, force, fewer_replicas, yes };
             if wait.dry_run {
                 return removal.dry_run(global).await;
             }
             removal.check(global).await?;
-            let change = RequestedChange::Remove { node_id: *node, lost: *lost };
+            let change = RequestedChange::Remove { node_id: node, lost, fewer_replicas };
             members::change(global, change, wait).await
         }
         ClusterSubcommand::ReplaceNode { node, by, peer_addr, force, wait } => {
@@ -92,6 +95,9 @@ pub(crate) async fn run(global: &GlobalArgs, command: &ClusterSubcommand) -> any
             let requested = placement::RequestedMove { shard: *shard, from: *from, to: *to };
             placement::move_shard(global, requested, *no_wait).await
         }
+        ClusterSubcommand::PauseMoves => moves::pause(global, true).await,
+        ClusterSubcommand::ResumeMoves => moves::pause(global, false).await,
+        ClusterSubcommand::CancelMove { shard } => moves::cancel(global, *shard).await,
     }
 }
 

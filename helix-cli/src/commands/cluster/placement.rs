@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use anyhow::Context;
 use helix_client::proto::log::v1::{
-    GetPlacementResponse, MoveReason, PlacementNode, PlacementShard,
+    GetPlacementResponse, MoveReason, PlacementNode, PlacementShard, ReplicaMove,
 };
-use helix_proto::shown;
+use helix_proto::{shown, units};
 use schemars::JsonSchema;
 use serde::Serialize;
 use tokio::time::{Instant, sleep};
@@ -25,6 +25,8 @@ const POLL_INTERVAL: Duration = Duration::from_millis(300);
 pub(crate) struct PlacementStatus {
     /// Number of replicas that each data shard should have, as far as there are nodes.
     replicas: u32,
+    /// An operator has paused the moves.
+    paused: bool,
     nodes: Vec<NodeLoad>,
     shards: Vec<ShardReplicas>,
     /// Moves that start next.
@@ -38,6 +40,7 @@ struct NodeLoad {
     replicas: u32,
     /// Once all moves in progress are done.
     replicas_after: u32,
+    rack: Option<String>,
     /// Why it gets no new replicas. None if it does.
     refusal: Option<String>,
 }
@@ -57,11 +60,17 @@ struct ShardReplicas {
     stuck_code: Option<String>,
     #[schemars(extend("x-wide" = true))]
     stuck_reason: Option<String>,
+    /// Node whose replica should move. None if a replica is missing.
+    #[schemars(extend("x-wide" = true))]
+    stuck_node_id: Option<u64>,
+    /// Step that helps.
+    #[schemars(extend("x-wide" = true))]
+    stuck_next_step: Option<String>,
 }
 
 /// A move of a replica.
 #[derive(Debug, Serialize, JsonSchema)]
-struct MoveRow {
+pub(crate) struct MoveRow {
     shard_id: u32,
     from: Option<u64>,
     to: Option<u64>,
@@ -72,6 +81,21 @@ struct MoveRow {
     entries_remaining: u64,
     #[schemars(extend("x-wide" = true))]
     blocked_reason: String,
+    /// Stable name of that reason.
+    #[schemars(extend("x-wide" = true))]
+    blocked_code: String,
+    /// Step that helps.
+    #[schemars(extend("x-wide" = true))]
+    blocked_next_step: String,
+    /// Last entry that the new replica has. None if it is not known.
+    #[schemars(extend("x-wide" = true))]
+    caught_up_to: Option<u64>,
+    /// Last committed entry of the shard. None if it is not known.
+    #[schemars(extend("x-wide" = true))]
+    commit_index: Option<u64>,
+    /// Approximate.
+    #[schemars(extend("x-wide" = true))]
+    bytes_remaining: u64,
 }
 
 /// A node that was cordoned or uncordoned.
@@ -125,6 +149,7 @@ fn reason_text(name: &str) -> &'static str {
         "REPLICA_LOST" => "the node lost its data",
         "SPREAD" => "the numbers of replicas on the nodes differ",
         "MANUAL" => "an operator asked for it",
+        "RACKS" => "another rack has fewer of its replicas",
         _ => "of a later release",
     }
 }
@@ -135,35 +160,31 @@ impl From<&GetPlacementResponse> for PlacementStatus {
             node_id: it.node_id,
             replicas: it.replicas,
             replicas_after: it.replicas_after,
+            rack: some(&it.rack),
             refusal: some(&it.refusal),
         };
         let shard = |it: &PlacementShard| ShardReplicas {
             shard_id: it.shard_id,
             node_ids: it.node_ids.clone(),
             is_opening: it.is_opening,
-            moving: it.r#move.as_ref().map(|moving| MoveRow {
-                shard_id: it.shard_id,
-                from: node(moving.from_node_id),
-                to: node(moving.to_node_id),
-                reason: reason_name(moving.reason()),
-                cancelled: moving.cancelled,
-                entries_remaining: moving.entries_remaining,
-                blocked_reason: moving.blocked_reason.clone(),
-            }),
+            moving: it.r#move.as_ref().map(|moving| MoveRow::of(it.shard_id, moving)),
             stuck_code: some(&it.stuck_code),
             stuck_reason: some(&it.stuck_reason),
+            stuck_node_id: node(it.stuck_node_id),
+            stuck_next_step: some(&it.stuck_next_step),
         };
-        let planned = placement.planned.iter().map(|it| MoveRow {
-            shard_id: it.shard_id,
-            from: node(it.from_node_id),
-            to: node(it.to_node_id),
-            reason: reason_name(it.reason()),
-            cancelled: false,
-            entries_remaining: 0,
-            blocked_reason: String::new(),
+        let planned = placement.planned.iter().map(|it| {
+            let moving = ReplicaMove {
+                from_node_id: it.from_node_id,
+                to_node_id: it.to_node_id,
+                reason: it.reason,
+                ..ReplicaMove::default()
+            };
+            MoveRow::of(it.shard_id, &moving)
         });
         Self {
             replicas: placement.replicas,
+            paused: placement.paused,
             nodes: placement.nodes.iter().map(load).collect(),
             shards: placement.shards.iter().map(shard).collect(),
             planned: planned.collect(),
@@ -172,6 +193,37 @@ impl From<&GetPlacementResponse> for PlacementStatus {
 }
 
 impl MoveRow {
+    pub(super) fn of(shard_id: u32, moving: &ReplicaMove) -> Self {
+        Self {
+            shard_id,
+            from: node(moving.from_node_id),
+            to: node(moving.to_node_id),
+            reason: reason_name(moving.reason()),
+            cancelled: moving.cancelled,
+            entries_remaining: moving.entries_remaining,
+            blocked_reason: moving.blocked_reason.clone(),
+            blocked_code: moving.blocked_code.clone(),
+            blocked_next_step: moving.blocked_next_step.clone(),
+            caught_up_to: node(moving.caught_up_to),
+            commit_index: node(moving.commit_index),
+            bytes_remaining: moving.bytes_remaining,
+        }
+    }
+
+    /// Returns whether an operator asked for this move.
+    pub(super) fn is_manual(&self) -> bool {
+        self.reason == "MANUAL"
+    }
+
+    /// Returns how far the new replica is; empty if that is not known.
+    fn progress(&self) -> String {
+        let (Some(upto), Some(commit)) = (self.caught_up_to, self.commit_index) else {
+            return String::new();
+        };
+        let left = units::bytes(self.bytes_remaining);
+        format!("has entries up to {upto} of {commit}, about {left} left")
+    }
+
     fn text(&self) -> String {
         let mut text = match (self.from, self.to) {
             (Some(from), Some(to)) if from == to => format!("new replica on node {to}"),
@@ -192,11 +244,16 @@ impl MoveRow {
 
 impl PlacementStatus {
     fn text(&self, explain: bool) -> String {
-        let mut text = format!("{} replicas a shard, as far as there are nodes\n\n", self.replicas);
+        let mut text = format!("{} replicas a shard, as far as there are nodes\n", self.replicas);
+        if self.paused {
+            text += "moves are paused; `helix cluster resume-moves` resumes them\n";
+        }
+        text += "\n";
         text += "NODE  REPLICAS  AFTER MOVES\n";
         for it in &self.nodes {
             let why = it.refusal.as_ref().map(|why| format!("  gets no replicas: it {why}"));
-            let why = why.unwrap_or_default();
+            let rack = it.rack.as_ref().map(|rack| format!("  rack {}", shown::one_line(rack)));
+            let why = rack.unwrap_or_default() + &why.unwrap_or_default();
             let _ =
                 writeln!(text, "{:<5} {:<9} {}{why}", it.node_id, it.replicas, it.replicas_after);
         }
@@ -218,13 +275,16 @@ impl PlacementStatus {
             }
             if let Some(moving) = &shard.moving {
                 let _ = writeln!(text, "       because {}", reason_text(&moving.reason));
-                if !moving.blocked_reason.is_empty() {
-                    let blocked = shown::one_line(&moving.blocked_reason);
-                    let _ = writeln!(text, "       waiting: {blocked}");
+                let progress = moving.progress();
+                if !progress.is_empty() {
+                    let _ = writeln!(text, "       {progress}");
                 }
+                let (code, why) = (&moving.blocked_code, &moving.blocked_reason);
+                write_reason(&mut text, code, why, &moving.blocked_next_step);
             }
             if let (Some(code), Some(why)) = (&shard.stuck_code, &shard.stuck_reason) {
-                let _ = writeln!(text, "       {code}: {}", shown::one_line(why));
+                let next_step = shard.stuck_next_step.as_deref().unwrap_or_default();
+                write_reason(&mut text, code, why, next_step);
             }
         }
         if explain {
@@ -238,6 +298,18 @@ impl PlacementStatus {
             }
         }
         text
+    }
+}
+
+/// Writes why something does not go on, and what to do about it; nothing without a reason.
+fn write_reason(text: &mut String, code: &str, why: &str, next_step: &str) {
+    if why.is_empty() {
+        return;
+    }
+    let code = if code.is_empty() { "waiting" } else { code };
+    let _ = writeln!(text, "       {code}: {}", shown::one_line(why));
+    if !next_step.is_empty() {
+        let _ = writeln!(text, "       to do: {}", shown::one_line(next_step));
     }
 }
 
@@ -310,8 +382,6 @@ pub(super) async fn move_shard(
 
 #[cfg(test)]
 mod tests {
-    use helix_client::proto::log::v1::ReplicaMove;
-
     use super::*;
 
     #[test]
@@ -322,6 +392,11 @@ mod tests {
             reason: MoveReason::NodeLeaves.into(),
             entries_remaining: 7,
             blocked_reason: "node 4 cannot be reached".to_owned(),
+            blocked_code: "NODE_UNREACHABLE".to_owned(),
+            blocked_next_step: "start node 4".to_owned(),
+            caught_up_to: 3,
+            commit_index: 10,
+            bytes_remaining: 4096,
             ..ReplicaMove::default()
         };
         let shards = vec![
@@ -346,16 +421,20 @@ mod tests {
             replicas: 1,
             replicas_after: 0,
             refusal: "is being removed".to_owned(),
+            rack: "a".to_owned(),
         }];
-        let response = GetPlacementResponse { replicas: 3, nodes, shards, planned: Vec::new() };
+        let (planned, paused) = (Vec::new(), true);
+        let response = GetPlacementResponse { replicas: 3, nodes, shards, planned, paused };
         let status = PlacementStatus::from(&response);
         let text = status.text(true);
         for part in [
-            "1     1         0  gets no replicas: it is being removed",
+            "1     1         0  rack a  gets no replicas: it is being removed",
             "0      1,2,3 (voters)",
             "1      1,2,3  moving: from node 1 to node 4, 7 entries to fetch",
             "because the node is being removed",
-            "waiting: node 4 cannot be reached",
+            "moves are paused",
+            "has entries up to 3 of 10, about 4 KiB left",
+            "NODE_UNREACHABLE: node 4 cannot be reached\n       to do: start node 4",
             "2      2,3 (opening)",
             "TOO_FEW_NODES: add a node",
             "nothing",

@@ -13,6 +13,8 @@ pub(super) struct Removal {
     pub(super) node: u64,
     pub(super) lost: bool,
     pub(super) force: bool,
+    /// The other nodes need not take its replicas.
+    pub(super) fewer_replicas: bool,
     pub(super) yes: bool,
 }
 
@@ -86,7 +88,8 @@ impl Removal {
         if let Some(loss) = self.redundancy_loss(&snapshot) {
             obstacles.push(format!("{}; this needs a confirmation or --yes", loss.text()));
         }
-        let requested = RequestedChange::Remove { node_id: self.node, lost: self.lost };
+        let (node_id, lost, fewer_replicas) = (self.node, self.lost, self.fewer_replicas);
+        let requested = RequestedChange::Remove { node_id, lost, fewer_replicas };
         members::dry_run(global, &snapshot, requested, obstacles, verdict).await
     }
 

@@ -76,11 +76,24 @@ impl ClusterSnapshot {
         Self::take_within(global, REPORT_MAX).await
     }
 
+    /// As [`ClusterSnapshot::take`]; the nodes also prove the shards that they lead by a committed
+    /// entry.
+    ///
+    /// # Errors
+    /// As [`ClusterSnapshot::take`].
+    pub(crate) async fn take_proved(global: &GlobalArgs) -> anyhow::Result<Self> {
+        Self::take_with(global, REPORT_MAX, true).await
+    }
+
     /// Like [`ClusterSnapshot::take`], with a limit of each request.
     ///
     /// # Errors
     /// As [`ClusterSnapshot::take`].
     pub(crate) async fn take_within(global: &GlobalArgs, limit: Duration) -> anyhow::Result<Self> {
+        Self::take_with(global, limit, false).await
+    }
+
+    async fn take_with(global: &GlobalArgs, limit: Duration, prove: bool) -> anyhow::Result<Self> {
         let config = Config { connect_timeout: limit, attempt_timeout: limit, ..config(global) };
         let admin = Client::new(config)?.admin();
         let found = join_all(global.addr.iter().map(|addr| admin.node_metadata(addr))).await;
@@ -97,8 +110,8 @@ impl ClusterSnapshot {
         let unregistered = unregistered_members(&found);
         let known = known_nodes(found);
         silent.retain(|(addr, _)| !known.values().any(|endpoint| endpoint == addr));
-        let mut nodes =
-            join_all(known.into_iter().map(|(id, addr)| request_report(&admin, id, addr))).await;
+        let reports = known.into_iter().map(|(id, addr)| request_report(&admin, id, addr, prove));
+        let mut nodes = join_all(reports).await;
         // Without any report, what a refused caller sees is no state of the cluster.
         let mut errors = nodes.iter().filter_map(|node| node.report.as_ref().err());
         if nodes.iter().all(|node| node.report.is_err())
@@ -297,12 +310,20 @@ fn unregistered_members(metadata: &[Metadata]) -> Vec<NodeSnapshot> {
     unregistered.map(node).collect()
 }
 
-async fn request_report(admin: &Admin, node_id: u64, endpoint: String) -> NodeSnapshot {
-    let responses = tokio::join!(
-        admin.node_metadata(&endpoint),
-        admin.node_status(Some(&endpoint)),
-        admin.node_health(&endpoint),
-    );
+async fn request_report(
+    admin: &Admin,
+    node_id: u64,
+    endpoint: String,
+    prove: bool,
+) -> NodeSnapshot {
+    let health = async {
+        match prove {
+            true => admin.prove_health(&endpoint).await,
+            false => admin.node_health(&endpoint).await,
+        }
+    };
+    let responses =
+        tokio::join!(admin.node_metadata(&endpoint), admin.node_status(Some(&endpoint)), health,);
     let report = match responses {
         (Ok(metadata), Ok(status), Ok(health)) => Ok(NodeReport { metadata, status, health }),
         (Err(error), ..) | (_, Err(error), _) | (.., Err(error)) => Err(error),

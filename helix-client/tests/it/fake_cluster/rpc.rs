@@ -419,4 +419,18 @@ impl ClusterService for FakeNode {
     ) -> Result<Response<MoveShardResponse>, Status> {
         Err(rejection(ErrorReason::Unimplemented))
     }
+
+    async fn set_moves_paused(
+        &self,
+        _: Request<SetMovesPausedRequest>,
+    ) -> Result<Response<SetMovesPausedResponse>, Status> {
+        Err(rejection(ErrorReason::Unimplemented))
+    }
+
+    async fn cancel_move(
+        &self,
+        _: Request<CancelMoveRequest>,
+    ) -> Result<Response<CancelMoveResponse>, Status> {
+        Err(rejection(ErrorReason::Unimplemented))
+    }
 }

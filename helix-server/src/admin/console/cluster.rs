@@ -138,7 +138,7 @@ async fn report(page: &PageRequest, node: &Node, own_id: u64) -> Result<NodeRepo
 
 async fn request_report(page: &PageRequest, channel: Channel) -> Result<NodeReport, FailedCall> {
     let mut cluster = caller::cluster(channel);
-    let health = cluster.get_health(page.caller.request(GetHealthRequest {})).await?;
+    let health = cluster.get_health(page.caller.request(GetHealthRequest::default())).await?;
     let status = cluster.get_node_status(page.caller.request(GetNodeStatusRequest {})).await?;
     Ok(NodeReport { health: health.into_inner(), status: status.into_inner() })
 }

@@ -218,6 +218,31 @@ fn refuses_moves_that_make_no_sense() {
 }
 
 #[test]
+fn paused_moves_stay_and_can_be_cancelled() {
+    let mut cluster = Cluster::of(&[1, 2, 3], &[1, 2]);
+    cluster.add(4);
+    let id = cluster.plan(1, 2, 4).unwrap();
+    let generation = cluster.create(1);
+    cluster.apply(MemberCommand::PauseMoves(true)).unwrap();
+    assert!(what(cluster.plan(2, 2, 4)).contains("paused"));
+    assert_eq!(cluster.shard(1).moving.unwrap().generation, generation);
+    // Its leader finishes a move of which the voters have changed; others can be cancelled.
+    cluster.done(1, id, false);
+    assert_eq!(cluster.shard(1).moving, None);
+    cluster.apply(MemberCommand::PauseMoves(false)).unwrap();
+    let id = cluster.plan(2, 2, 4).unwrap();
+    cluster.create(2);
+    cluster.apply(MemberCommand::PauseMoves(true)).unwrap();
+    cluster.apply(MemberCommand::CancelMove(CancelMove { shard_id: 2, id })).unwrap();
+    cluster.done(2, id, true);
+    assert_eq!(cluster.shard(2).moving, None);
+    // A checkpoint keeps the pause.
+    let record = MembersRecord::from(&cluster.members);
+    assert_eq!(record.clone().into_members().unwrap(), cluster.members);
+    assert!(record.placement.unwrap().paused);
+}
+
+#[test]
 fn sixth_node_needs_a_placement() {
     let mut cluster = Cluster::of(&[1, 2, 3, 4, 5], &[1]);
     cluster.add(6);

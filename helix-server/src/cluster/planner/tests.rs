@@ -6,7 +6,8 @@ use rand::{RngExt, SeedableRng};
 
 use super::*;
 use crate::cluster::members::Member;
-use crate::log::{FinishMove, ReplicaCreated, SetCordoned, TakePlacement};
+use crate::cluster::obstacle::removal_obstacle;
+use crate::log::{FinishMove, ReplicaCreated, SetCordoned, SetRack, TakePlacement};
 use crate::raft::replica_id;
 
 /// A cluster whose moves are carried out at once.
@@ -40,6 +41,7 @@ impl Cluster {
             draining: false,
             leaving: false,
             cordoned: false,
+            rack: String::new(),
         };
         self.members.members.insert(node_id, member);
         self.members.generations.insert(node_id, 1);
@@ -56,6 +58,23 @@ impl Cluster {
         let set = MemberCommand::SetCordoned(SetCordoned { node_id, cordoned: true });
         // The last node that may get replicas is not cordoned.
         let _ = self.members.apply(self.version + 1, &set);
+    }
+
+    fn set_racks(&mut self, rack_of: impl Fn(u64) -> String) {
+        for node_id in self.members.iter().map(|it| it.node_id).collect::<Vec<_>>() {
+            let rack = rack_of(node_id);
+            self.apply(&MemberCommand::SetRack(SetRack { node_id, rack }));
+        }
+    }
+
+    /// Sum of the squares of a shard's replicas in each rack: less is better.
+    fn crowding<'a>(&self, nodes: impl IntoIterator<Item = &'a u64>) -> usize {
+        let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+        for node in nodes {
+            let member = self.members.get(*node);
+            *counts.entry(member.map_or("", |it| it.rack.as_str())).or_default() += 1;
+        }
+        counts.values().map(|count| count * count).sum()
     }
 
     fn leave(&mut self, node_id: u64) {
@@ -89,8 +108,8 @@ impl Cluster {
     fn settle(&mut self, rng: &mut StdRng) -> (Vec<PlannedMove>, Plan) {
         let mut moves = Vec::new();
         let replicas: usize = self.placement().shards().map(|(_, it)| it.replicas.len()).sum();
-        // Each replica moves once for what is wrong with it, and once to spread.
-        let bound = 2 * replicas + 5 * self.placement().shards().count() + 10;
+        // Each replica moves once for what is wrong with it, once to another rack, once to spread.
+        let bound = 3 * replicas + 5 * self.placement().shards().count() + 10;
         loop {
             let next = plan(&self.members, &self.reachable);
             let running: Vec<u64> = self.placement().moves().map(|(id, _)| id).collect();
@@ -121,6 +140,13 @@ impl Cluster {
         let stay = rest.iter().filter(|(node, it)| is_live(node, it)).count();
         let new = usize::from(to.is_some());
         assert!(stay + new > (rest.len() + new) / 2, "{planned:?} {shard:?}");
+        let after: BTreeSet<u64> = rest.iter().map(|(node, _)| **node).chain(to).collect();
+        let (before, after) = (self.crowding(shard.replicas.keys()), self.crowding(&after));
+        match planned.reason {
+            MoveReason::Racks => assert!(after < before, "{planned:?} {shard:?}"),
+            MoveReason::Spread => assert!(after <= before, "{planned:?} {shard:?}"),
+            _ => {}
+        }
         if let Some(to) = to {
             assert!(self.members.may_hold(to) && self.reachable.contains(&to), "{planned:?}");
         }
@@ -234,6 +260,91 @@ fn replica_counts_differ_by_one_at_most() {
     }
 }
 
+/// Racks come before the numbers of replicas: no replica may be crowded without a reason.
+#[test]
+fn replicas_spread_over_racks() {
+    let mut rack_moves = 0;
+    for seed in seeds(300) {
+        let _context = SeedOnPanic(seed);
+        let mut rng = StdRng::seed_from_u64(seed);
+        let mut cluster = random_cluster(&mut rng);
+        let racks = rng.random_range(1..=4);
+        let salt = rng.random_range(0..100);
+        cluster.set_racks(|node| match (node * 7 + salt) % (racks + 1) {
+            0 => String::new(),
+            rack => format!("r{rack}"),
+        });
+        for _ in 0..rng.random_range(0..3) {
+            let node = cluster.members.iter().map(|it| it.node_id).choose(&mut rng).unwrap();
+            match rng.random_range(0..3) {
+                0 => cluster.cordon(node),
+                1 => cluster.leave(node),
+                _ => drop(cluster.reachable.remove(&node)),
+            }
+        }
+        let (moves, last) = cluster.settle(&mut rng);
+        rack_moves += moves.iter().filter(|it| it.reason == MoveReason::Racks).count();
+        expect_nothing_undone(&moves);
+        expect_settled(&cluster, &last);
+        for (shard_id, shard) in cluster.placement().shards() {
+            let is_live = |(node, generation): (&u64, &u32)| {
+                cluster.reachable.contains(node) && !cluster.members.is_lost(*node, *generation)
+            };
+            let is_explained = last.stuck.iter().any(|it| it.shard_id == shard_id);
+            if is_explained || !shard.replicas.iter().all(is_live) {
+                continue;
+            }
+            let now = cluster.crowding(shard.replicas.keys());
+            for from in shard.replicas.keys() {
+                let may_hold = |it: &&Member| {
+                    cluster.members.may_hold(it.node_id)
+                        && !shard.replicas.contains_key(&it.node_id)
+                };
+                for to in cluster.members.iter().filter(may_hold).map(|it| it.node_id) {
+                    let kept = shard.replicas.keys().filter(|node| *node != from);
+                    let after = cluster.crowding(kept.chain([&to]));
+                    assert!(after >= now, "shard {shard_id}: {from} to {to}: {cluster:?}");
+                }
+            }
+        }
+    }
+    assert!(rack_moves > 20, "{rack_moves}");
+}
+
+#[test]
+fn crowded_rack_has_a_reason_and_blocks_no_change() {
+    let mut cluster = Cluster::of(4, 1, 3);
+    let mut rng = StdRng::seed_from_u64(1);
+    cluster.settle(&mut rng);
+    let holders: Vec<u64> =
+        cluster.placement().shard(1).unwrap().replicas.keys().copied().collect();
+    let free = (1..=4).find(|node| !holders.contains(node)).unwrap();
+    cluster.set_racks(|node| if node == free { "b" } else { "a" }.to_owned());
+    cluster.cordon(free);
+    let last = plan(&cluster.members, &cluster.reachable);
+    let of_data: Vec<_> = last.stuck.iter().filter(|it| it.shard_id == 1).collect();
+    let [stuck] = of_data[..] else { panic!("{last:?}") };
+    assert_eq!(stuck.reason.code(), "RACKS");
+    let text = format!("{}; {}", stuck.reason, stuck.reason.next_step());
+    assert!(text.contains("3 of its 3 replicas are in rack a"), "{text}");
+    assert!(text.contains(&format!("node {free} is cordoned; uncordon nodes {free}")), "{text}");
+    assert!(last.is_complete());
+    let uncordon = SetCordoned { node_id: free, cordoned: false };
+    cluster.apply(&MemberCommand::SetCordoned(uncordon));
+    let (moves, last) = cluster.settle(&mut rng);
+    assert!(moves.iter().any(|it| it.shard_id == 1 && it.to == Some(free)), "{moves:?}");
+    assert!(last.steps.is_empty() && last.stuck.iter().all(|it| it.shard_id == 0), "{last:?}");
+    // A replica that moves off a node that leaves goes to the rack that loses it.
+    let mut six = Cluster::of(6, 4, 3);
+    six.set_racks(|node| format!("r{}", node % 3));
+    six.settle(&mut rng);
+    six.leave(1);
+    six.settle(&mut rng);
+    for (shard_id, shard) in six.placement().shards().filter(|(id, _)| *id != 0) {
+        assert_eq!(six.crowding(shard.replicas.keys()), 3, "shard {shard_id}: {shard:?}");
+    }
+}
+
 #[test]
 fn new_node_gets_its_share_and_a_difference_of_one_moves_nothing() {
     let mut rng = StdRng::seed_from_u64(1);
@@ -308,6 +419,130 @@ fn every_stuck_replica_has_a_reason() {
     cluster.add(4);
     cluster.leave(3);
     assert_eq!(reasons(&cluster), ["OTHER_MOVES_FIRST"; 3], "shard 0 gets a vote on node 4, too");
+}
+
+/// While moves are paused nothing starts, and each shard that would move has that reason.
+#[test]
+fn pauses_are_obeyed() {
+    let mut paused_shards = 0;
+    for seed in seeds(200) {
+        let _context = SeedOnPanic(seed);
+        let mut rng = StdRng::seed_from_u64(seed);
+        let mut cluster = random_cluster(&mut rng);
+        for _ in 0..rng.random_range(0..6) {
+            let node = cluster.members.iter().map(|it| it.node_id).choose(&mut rng).unwrap();
+            match rng.random_range(0..4) {
+                0 => cluster.cordon(node),
+                1 => cluster.lose(node),
+                2 => cluster.leave(node),
+                _ => drop(cluster.reachable.remove(&node)),
+            }
+        }
+        let free = plan(&cluster.members, &cluster.reachable);
+        cluster.apply(&MemberCommand::PauseMoves(true));
+        let paused = plan(&cluster.members, &cluster.reachable);
+        assert_eq!(paused.steps, [], "{paused:?}");
+        for step in &free.steps {
+            let PlanStep::Move(planned) = *step else { panic!("{step:?}") };
+            let is_explained = paused
+                .stuck
+                .iter()
+                .any(|it| it.shard_id == planned.shard_id && it.reason == StuckReason::MovesPaused);
+            assert!(is_explained || planned.reason == MoveReason::Spread, "{planned:?} {paused:?}");
+            paused_shards += u32::from(is_explained);
+            let refused = cluster.members.apply(cluster.version + 1, &step.command(0));
+            assert!(refused.is_err(), "{step:?}");
+        }
+        expect_settled(&cluster, &paused);
+        assert!(free.is_complete() || !paused.is_complete(), "{free:?} {paused:?}");
+        cluster.apply(&MemberCommand::PauseMoves(false));
+        assert_eq!(plan(&cluster.members, &cluster.reachable), free);
+    }
+    assert!(paused_shards > 50, "{paused_shards}");
+}
+
+/// Every reason has a name, numbers where there are any, and a next step.
+#[test]
+fn reasons_say_what_to_do() {
+    let refused = vec![(4, "is cordoned"), (5, "is being removed")];
+    let reasons = [
+        StuckReason::NoMajority { reachable: 1, needed: 2, silent: vec![2, 3] },
+        StuckReason::Unreachable { nodes: vec![4] },
+        StuckReason::LastReplica,
+        StuckReason::TooFewNodes { replicas: 2, wanted: 3, refused },
+        StuckReason::OtherMovesFirst,
+        StuckReason::OtherShardsFirst { shards: 2 },
+        StuckReason::MovesPaused,
+        StuckReason::Racks {
+            rack: "a".to_owned(),
+            replicas: 2,
+            of: 3,
+            refused: vec![(6, "is cordoned")],
+        },
+    ];
+    for reason in &reasons {
+        let obstacle = reason.obstacle();
+        assert_eq!(obstacle.code, reason.code());
+        assert!(!obstacle.what.is_empty() && !obstacle.next_step.is_empty(), "{reason:?}");
+    }
+    let text = |at: usize| format!("{}: {}", reasons[at], reasons[at].next_step());
+    assert!(text(0).contains("nodes that do not respond: 2, 3"), "{}", text(0));
+    let few = text(3);
+    assert!(few.contains("2 of 3 replicas") && few.contains("node 4 is cordoned"), "{few}");
+    assert!(few.contains("uncordon nodes 4"), "{few}");
+    assert!(text(5).contains("2 of them are not done"), "{}", text(5));
+}
+
+#[test]
+fn removal_is_refused_if_the_others_cannot_take_its_replicas() {
+    let refused = |cluster: &Cluster, node| {
+        removal_obstacle(&cluster.members, node).map(|it| format!("{it}; {}", it.next_step))
+    };
+    // Five of four nodes: three replicas can fail as often as four.
+    assert_eq!(refused(&Cluster::of(4, 2, 5), 4), None);
+    let three = refused(&Cluster::of(3, 2, 5), 3).unwrap();
+    for part in [
+        "node 3 has replicas of 2 shards",
+        "shard 1 would have 2 of 3 replicas; 2 nodes would remain; add a node first",
+        "set-replicas 1",
+        "--fewer-replicas",
+    ] {
+        assert!(three.contains(part), "{part}: {three}");
+    }
+    assert!(refused(&Cluster::of(2, 1, 3), 1).unwrap().contains("1 of 2 replicas"));
+    let mut four = Cluster::of(4, 3, 3);
+    let mut rng = StdRng::seed_from_u64(1);
+    four.settle(&mut rng);
+    assert_eq!(refused(&four, 1), None, "the others take them");
+    four.cordon(2);
+    four.cordon(3);
+    four.cordon(4);
+    let text = refused(&four, 1).unwrap();
+    assert!(text.contains("node 2 is cordoned, node 3 is cordoned, node 4 is cordoned"), "{text}");
+    assert!(text.contains("uncordon nodes 2, 3, 4"), "{text}");
+    // A removal without an obstacle leaves each shard what it had.
+    for seed in seeds(200) {
+        let _context = SeedOnPanic(seed);
+        let mut rng = StdRng::seed_from_u64(seed);
+        let mut cluster = random_cluster(&mut rng);
+        cluster.settle(&mut rng);
+        let node = cluster.members.iter().map(|it| it.node_id).choose(&mut rng).unwrap();
+        if rng.random_bool(0.5) {
+            let other = cluster.members.iter().map(|it| it.node_id).choose(&mut rng).unwrap();
+            cluster.cordon(other);
+        }
+        if cluster.members.iter().count() < 2 || refused(&cluster, node).is_some() {
+            continue;
+        }
+        let before = cluster.placement().clone();
+        cluster.leave(node);
+        cluster.settle(&mut rng);
+        let may_fail = |shard: &PlacedShard| shard.replicas.len().saturating_sub(1) / 2;
+        for (shard_id, shard) in cluster.placement().shards().filter(|(id, _)| *id != 0) {
+            let had = before.shard(shard_id).unwrap();
+            assert!(may_fail(shard) >= may_fail(had), "{had:?} {shard:?} {cluster:?}");
+        }
+    }
 }
 
 #[test]

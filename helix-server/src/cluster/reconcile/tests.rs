@@ -56,7 +56,7 @@ impl Case {
 }
 
 fn is_blocked(step: &Step, words: &str) -> bool {
-    matches!(step, Step::Wait { blocked, .. } if blocked.contains(words))
+    matches!(step, Step::Wait { blocked, .. } if blocked.what.contains(words))
 }
 
 #[test]
@@ -65,7 +65,7 @@ fn new_replica_is_a_learner_before_it_votes() {
     assert_eq!(Case::to(&[1, 2, 3, 4]).next(), Step::AddLearner(id(4)));
     let behind = Case::to(&[1, 2, 3, 4]).learning(4, 5_000).next();
     let wait =
-        Step::Wait { phase: ChangePhase::CatchingUp, entries: 5_000, blocked: String::new() };
+        Step::Wait { phase: ChangePhase::CatchingUp, entries: 5_000, blocked: Obstacle::default() };
     assert_eq!(behind, wait);
     let ready = Case::to(&[1, 2, 3, 4]).learning(4, 10);
     assert_eq!(ready.next(), Step::SetVoters(ids(&[1, 2, 3, 4])));

@@ -7,14 +7,14 @@ use helix_proto::log::v1::batch::Form;
 use helix_proto::log::v1::start_position::Position;
 use helix_proto::log::v1::{
     AddNodeRequest, AddPartitionsRequest, AddShardsRequest, AppendCondition, AppendRequest,
-    AppendStreamBatch, AppendStreamInit, Batch, Compression, CreateTopicRequest,
-    DeleteTopicRequest, EncodedBatch, ErrorReason as R, FetchRequest, GetMetadataRequest,
-    GetTopicRequest, GroupMembership, Header, InitProducerRequest, ListTopicsRequest,
-    MoveShardRequest, PartitionStart, ProducerIdentity, ReadLimits, Record, RemoveNodeRequest,
-    ReplaceNodeRequest, ResolveOffsetsRequest, SetCordonedRequest, SetDrainingRequest,
-    SetFencingTokenRequest, SetReplicasRequest, StartPosition, SubscribeRequest, TopicConfig,
-    TransferLeaderRequest, TrimPartitionRequest, UpdateTopicRequest, WatchMembershipChangeRequest,
-    WatchMetadataRequest,
+    AppendStreamBatch, AppendStreamInit, Batch, CancelMoveRequest, Compression, CreateTopicRequest,
+    DeleteTopicRequest, EncodedBatch, ErrorReason as R, FetchRequest, GetHealthRequest,
+    GetMetadataRequest, GetTopicRequest, GroupMembership, Header, InitProducerRequest,
+    ListTopicsRequest, MoveShardRequest, PartitionStart, ProducerIdentity, ReadLimits, Record,
+    RemoveNodeRequest, ReplaceNodeRequest, ResolveOffsetsRequest, SetCordonedRequest,
+    SetDrainingRequest, SetFencingTokenRequest, SetMovesPausedRequest, SetReplicasRequest,
+    StartPosition, SubscribeRequest, TopicConfig, TransferLeaderRequest, TrimPartitionRequest,
+    UpdateTopicRequest, WatchMembershipChangeRequest, WatchMetadataRequest,
 };
 use helix_proto::plain::PlainRecords;
 use helix_server::limits::{BATCH_BYTES_MAX, PARTITIONS_PER_CALL_MAX};
@@ -1054,7 +1054,12 @@ fn members() -> Vec<FieldCase> {
         })
     };
     let remove = |node_id, lost| {
-        InvalidCall::RemoveNode(RemoveNodeRequest { node_id, lost, validate_only: true })
+        InvalidCall::RemoveNode(RemoveNodeRequest {
+            node_id,
+            lost,
+            validate_only: true,
+            allow_fewer_replicas: lost,
+        })
     };
     let drain = |node_id, draining| {
         InvalidCall::SetDraining(SetDrainingRequest { node_id, draining, validate_only: true })
@@ -1077,7 +1082,11 @@ fn members() -> Vec<FieldCase> {
             remove(99, false),
             NO_CHANGE,
         ),
-        (&["RemoveNodeRequest.lost"], remove(99, true), NO_CHANGE),
+        (
+            &["RemoveNodeRequest.lost", "RemoveNodeRequest.allow_fewer_replicas"],
+            remove(99, true),
+            NO_CHANGE,
+        ),
         (
             &["ReplaceNodeRequest.lost_node_id", "ReplaceNodeRequest.validate_only"],
             replace(99, 99, "n2:9192", ""),
@@ -1097,6 +1106,21 @@ fn members() -> Vec<FieldCase> {
             &["SetCordonedRequest.node_id", "SetCordonedRequest.cordoned"],
             InvalidCall::SetCordoned(SetCordonedRequest { node_id: 99, cordoned: true }),
             Refused(R::NodeNotFound, "node 99 is not in this cluster"),
+        ),
+        (
+            &["GetHealthRequest.prove"],
+            InvalidCall::GetHealth(GetHealthRequest { prove: true }),
+            Fine,
+        ),
+        (
+            &["SetMovesPausedRequest.paused"],
+            InvalidCall::PauseMoves(SetMovesPausedRequest { paused: false }),
+            Fine,
+        ),
+        (
+            &["CancelMoveRequest.shard_id"],
+            InvalidCall::CancelMove(CancelMoveRequest { shard_id: u32::MAX }),
+            Refused(R::InvalidArgument, "shard_id: there is no shard 4294967295"),
         ),
         (
             &["SetReplicasRequest.replicas"],

@@ -124,7 +124,7 @@ async fn node_waits_for_its_peers_and_logs_it() {
         let channel = endpoint.connect().await?;
         let mut client =
             helix_proto::log::v1::cluster_service_client::ClusterServiceClient::new(channel);
-        let request = helix_proto::log::v1::GetHealthRequest {};
+        let request = helix_proto::log::v1::GetHealthRequest::default();
         Ok::<_, Box<dyn std::error::Error>>(client.get_health(request).await?)
     };
     let answer = tokio::time::timeout(Duration::from_millis(300), call).await;

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 
 use helix_client::{Client, Config};
-use helix_proto::log::v1::{GetHealthRequest, HealthReason, MembershipPhase};
+use helix_proto::log::v1::{GetHealthRequest, HealthReason, MembershipPhase, RemoveNodeRequest};
 use helix_proto::raft::v1 as raft;
 use helix_proto::raft::v1::peer_service_client::PeerServiceClient;
 use helix_server::config::{ClientCertificates, ServerConfig};
@@ -74,7 +74,8 @@ async fn health_messages(trio: &SecureTrio) -> Vec<String> {
         .with_tls(trio.certificates.client("client", "ca"));
     let client = Client::connect(config).await.unwrap();
     let connection = client.route("default", 0).await.unwrap().connection;
-    let health = connection.cluster().get_health(GetHealthRequest {}).await.unwrap().into_inner();
+    let health =
+        connection.cluster().get_health(GetHealthRequest::default()).await.unwrap().into_inner();
     health.issues.into_iter().map(|issue| issue.message).collect()
 }
 
@@ -158,7 +159,12 @@ async fn a_removed_node_is_refused_although_its_certificate_is_valid() {
     let config = Config::new(trio.addresses()[..2].to_vec())
         .with_tls(trio.certificates.client("client", "ca"));
     let admin = Client::new(config).unwrap().admin();
-    let change = admin.remove_node(3, false, false).await.unwrap().unwrap();
+    let removal = RemoveNodeRequest {
+        node_id: 3,
+        allow_fewer_replicas: true,
+        ..RemoveNodeRequest::default()
+    };
+    let change = admin.remove_node_with(removal).await.unwrap().unwrap();
     until("the node is removed", async || {
         let change = admin.membership_change(change.id).await.ok()?;
         (change.phase() == MembershipPhase::Done).then_some(())
