@@ -10,7 +10,8 @@ fn report(moving: ShardMove, progress: Vec<ShardProgress>, is_reachable: bool) -
     let members = Members { placement: Some(placement), ..Members::default() };
     let reachable = if is_reachable { 1..=4 } else { 1..=3 };
     let (plan, reachable, unwritable) = (Plan::default(), reachable.collect(), BTreeMap::new());
-    PlacementReport { members, plan, progress, reachable, unwritable }
+    let open = BTreeSet::new();
+    PlacementReport { members, open, plan, progress, reachable, unwritable }
 }
 
 #[test]
