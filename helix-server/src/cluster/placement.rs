@@ -269,7 +269,8 @@ impl Members {
     pub fn is_removed(&self, shard_id: u64, node_id: u64, generation: u32) -> bool {
         let Some(placement) = self.placement() else { return false };
         let is_known = self.generations.get(&node_id).is_some_and(|last| generation <= *last);
-        is_known && placement.shard(shard_id).is_some_and(|it| !it.names(node_id, generation))
+        // A shard that was given up is no longer there.
+        is_known && placement.shard(shard_id).is_none_or(|it| !it.names(node_id, generation))
     }
 
     /// Returns whether other nodes have replicas of a data shard of node `own`; `None` if a move
@@ -452,9 +453,11 @@ impl Members {
             return ClusterReply::Done;
         };
         moving.is_cancelled = true;
-        if moving.to.is_some() && (!moving.is_created || shard.replicas.is_empty()) {
-            // No shard depends on the new replica yet. A new shard begins again on another node.
+        if moving.to.is_some() && !moving.is_created {
+            // No shard depends on the new replica yet.
             shard.moving = None;
+        } else if shard.replicas.is_empty() {
+            self.give_up_new_shard(shard_id);
         }
         ClusterReply::Done
     }

@@ -56,6 +56,19 @@ impl Members {
         Ok(ClusterReply::Done)
     }
 
+    /// Takes the next id for a new shard whose first replica exists and is given up.
+    ///
+    /// Its node may have formed the shard. Another one under the same id would begin with the same
+    /// terms, and clients and nodes tell leaders of a shard apart by their terms.
+    pub(super) fn give_up_new_shard(&mut self, shard_id: u64) {
+        let Some(placement) = &mut self.placement else { return };
+        placement.shards.remove(&shard_id);
+        let last = placement.shards.keys().last().copied().unwrap_or(0).max(shard_id);
+        if last < SHARDS_MAX {
+            placement.shards.insert(last + 1, PlacedShard::default());
+        }
+    }
+
     /// Returns whether this is, or is about to be, a replica of the data shard. Always true without
     /// a placement.
     ///

@@ -209,16 +209,19 @@ fn first_replica_that_is_given_up_is_no_longer_named() {
     let (node, generation) = (moving.to.unwrap(), moving.generation);
     assert!(cluster.state.members().names_replica(2, node, generation));
     cluster.member(MemberCommand::CancelMove(CancelMove { shard_id: 2, id: moving.id }));
-    assert_eq!(cluster.shard(2), PlacedShard::default());
+    let has = |cluster: &Cluster, shard_id| {
+        cluster.state.members().placement().unwrap().shard(shard_id).is_some()
+    };
+    assert!(!has(&cluster, 2), "its leader's terms must not be those of another shard");
+    assert_eq!(cluster.shard(3), PlacedShard::default());
     assert!(!cluster.state.members().names_replica(2, node, generation));
     assert!(cluster.state.members().is_removed(2, node, generation));
+    assert!(!cluster.state.members().is_removed(2, node, generation + 1), "not known yet");
     // Its node had formed the shard alone, and reports so too late.
     let finish = FinishMove { shard_id: 2, id: moving.id, cancelled: false };
     cluster.member(MemberCommand::FinishMove(finish));
-    assert_eq!(cluster.shard(2), PlacedShard::default());
     cluster.settle();
-    assert!(cluster.state.shards().contains(&2));
-    assert!(!cluster.shard(2).names(node, generation));
+    assert!(!has(&cluster, 2) && cluster.state.shards().iter().eq(&[1, 3]));
 }
 
 #[test]
