@@ -70,8 +70,7 @@ impl RateSeries {
         change(&mut intervals[index]);
     }
 
-    /// Returns the intervals of a phase of this length. The last one is left out unless it is whole:
-    /// its rate would be that of a part.
+    /// Returns the whole intervals of a phase of this length.
     pub(crate) fn whole(&self, elapsed: Duration) -> Vec<RateInterval> {
         let count = (elapsed.as_secs_f64() / INTERVAL.as_secs_f64()) as usize;
         let intervals = self.intervals.lock().unwrap_or_else(PoisonError::into_inner);

@@ -158,7 +158,7 @@ impl FlowControl {
                 self.grant(&mut state, size, share, now);
             }
         }
-        // The share whose turn it is may have its part, but not the one that released this permit.
+        // The share whose turn it is may be at its limit, and the share of this permit below it.
         while size == SizeClass::Small
             && state.shares.is_below_floor(share)
             && let Some(bytes) = state.small.waiting.next_of(share)

@@ -318,8 +318,8 @@ pub(super) fn loads(mode: &str, results: &[&NamedResult]) -> Vec<Figure> {
     figures
 }
 
-/// Rate and latency of each run, second by second. None of many runs, whose lines could not be told
-/// apart.
+/// Rate and latency of each run, second by second. None of many runs, whose lines look
+/// alike.
 fn over_time(mode: &str, results: &[&NamedResult]) -> Vec<Figure> {
     const RUNS_MAX: usize = 4;
     let has_line = |named: &&NamedResult| rows_of(&named.result, "intervals").nth(1).is_some();

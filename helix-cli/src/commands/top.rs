@@ -1,4 +1,4 @@
-//! `helix top`: a live view of nodes, shards, topics, groups and slow calls that fills the terminal.
+//! `helix top`: a live view of nodes, shards, topics, groups and slow calls, on the whole terminal.
 //! Asks every node once a second; nothing is asked while the view is paused.
 
 mod rates;

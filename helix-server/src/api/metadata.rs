@@ -215,7 +215,6 @@ impl MetadataSource {
                 node_id: node.node_id,
                 endpoint: node.endpoint,
                 version: node.version,
-                ..wire::Node::default()
             }
         });
         Metadata {

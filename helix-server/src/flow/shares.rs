@@ -99,8 +99,8 @@ impl FairQueue {
 
 /// Small batches in flight of each share, and how many may be while shares compete.
 ///
-/// As in [`super::pacer`], that is a small multiple of the rate times the latency of a batch without
-/// a queue, which a periodic probe measures with few batches in flight.
+/// As in [`super::pacer`], that is a small multiple of the rate times the latency of a batch
+/// without a queue, which a periodic probe measures with few batches in flight.
 #[derive(Debug)]
 pub(super) struct ShareWindow {
     in_flight: HashMap<FlowShare, usize>,
@@ -190,7 +190,7 @@ impl ShareWindow {
 
     fn batches_max(&mut self, now: Instant) -> usize {
         let ago = |at| now.saturating_duration_since(at);
-        if !self.competed.is_some_and(|at| ago(at) < limits::SHARED_AFTER_COMPETITION) {
+        if self.competed.is_none_or(|at| ago(at) >= limits::SHARED_AFTER_COMPETITION) {
             return usize::MAX;
         }
         match self.probe {

@@ -37,10 +37,13 @@ pub(crate) fn open(options: &Options, number: u32) -> Result<Publisher> {
     if number == 0 {
         let create = format!(
             r#"{{"name":"{STREAM}","subjects":["{SUBJECT}"],"storage":"file","retention":"limits","#
-        ) + &format!(r#""discard":"old","max_bytes":{STREAM_BYTES_MAX},"num_replicas":1}}"#);
+        ) + &format!(
+            r#""discard":"old","max_bytes":{STREAM_BYTES_MAX},"num_replicas":1}}"#
+        );
         // A stream that is not there cannot be deleted: its answer is not looked at.
         publisher.request(&inbox, &format!("$JS.API.STREAM.DELETE.{STREAM}"), "")?;
-        let answer = publisher.request(&inbox, &format!("$JS.API.STREAM.CREATE.{STREAM}"), &create)?;
+        let answer =
+            publisher.request(&inbox, &format!("$JS.API.STREAM.CREATE.{STREAM}"), &create)?;
         ensure!(!answer.contains("\"error\""), "JetStream did not create the stream: {answer}");
     }
     Ok(publisher)
@@ -72,7 +75,8 @@ impl Publisher {
             let words: Vec<&str> = line.split_whitespace().collect();
             match words.first().copied() {
                 Some("MSG") => {
-                    let length: u64 = words.last().copied().unwrap_or_default().parse().context("bad MSG")?;
+                    let length: u64 =
+                        words.last().copied().unwrap_or_default().parse().context("bad MSG")?;
                     ensure!(length <= MESSAGE_MAX, "a message of {length} bytes");
                     let mut body = vec![0; length as usize + 2];
                     self.reader.read_exact(&mut body)?;

@@ -79,13 +79,16 @@ struct Measured {
 fn main() -> Result<()> {
     let options = Options::parse();
     ensure!(
-        options.seconds > 0.0 && options.seconds <= 3600.0 && (0.0..=3600.0).contains(&options.warmup),
+        options.seconds > 0.0
+            && options.seconds <= 3600.0
+            && (0.0..=3600.0).contains(&options.warmup),
         "--seconds and --warmup must be at most 3600 s"
     );
     ensure!(options.rate.is_none_or(|rate| rate > 0.0), "--rate must be positive");
     let mut connections = Vec::new();
     for number in 0..options.clients {
-        connections.push(open(&options, number).with_context(|| format!("cannot use {}", options.addr))?);
+        connections
+            .push(open(&options, number).with_context(|| format!("cannot use {}", options.addr))?);
     }
     let barrier = Barrier::new(connections.len());
     let measured = thread::scope(|scope| {
@@ -186,8 +189,8 @@ fn report(options: &Options, measured: &Measured) -> Result<()> {
         "records": measured.batches * u64::from(options.batch_size),
         "records_per_sec": per_second,
         "latency_us": {
-            "p50": at(0.5), "p90": at(0.9), "p99": at(0.99), "p99_9": at(0.999), "p99_99": at(0.9999),
-            "max": latency.max(),
+            "p50": at(0.5), "p90": at(0.9), "p99": at(0.99),
+            "p99_9": at(0.999), "p99_99": at(0.9999), "max": latency.max(),
         },
     });
     std::fs::write(&options.json, format!("{result:#}\n"))

@@ -17,7 +17,7 @@ use helix_server::shard::Shard;
 
 use crate::cluster::SimulatedMachine;
 use crate::group_context::GroupContext;
-use crate::tables;
+use crate::{shard_growth, tables};
 
 /// Ticks between checks.
 const EVERY: u64 = 5;
@@ -225,7 +225,8 @@ fn joined_members(group: &ConsumerGroup) -> Vec<(String, u64)> {
 /// Returns the partitions of all topics that a node knows and that members read.
 fn partitions(node: &Node) -> Vec<GroupPartitionKey> {
     let topics = node.topics("", None, usize::MAX);
-    let keys = topics.iter().filter(|topic| topic.name != tables::NAME).flat_map(|topic| {
+    let is_read = |name: &str| name != tables::NAME && !name.starts_with(shard_growth::NAME_PREFIX);
+    let keys = topics.iter().filter(|topic| is_read(&topic.name)).flat_map(|topic| {
         let topic_id = topic.id;
         (0..topic.partition_count).map(move |number| GroupPartitionKey { topic_id, number })
     });

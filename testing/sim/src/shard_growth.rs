@@ -17,6 +17,9 @@ const TOPICS_MAX: usize = 4;
 
 const PARTITIONS: u32 = 6;
 
+/// Start of the names of these topics, which no group reads.
+pub(crate) const NAME_PREFIX: &str = "growth-";
+
 /// An acked record.
 #[derive(Debug)]
 struct AckedRecord {
@@ -65,7 +68,7 @@ impl ShardGrowth {
         rng: &mut StdRng,
     ) {
         if self.topics.len() < TOPICS_MAX && (self.topics.is_empty() || rng.random_bool(0.3)) {
-            let name = format!("growth-{}", self.topics.len());
+            let name = format!("{NAME_PREFIX}{}", self.topics.len());
             match client.admin().create_topic(&NewTopic::new(&name, PARTITIONS)).await {
                 Ok(_) => self.topics.push(name),
                 Err(error) => context.recorder.note(&format!("cannot create {name}: {error}")),

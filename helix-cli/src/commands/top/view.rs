@@ -249,7 +249,7 @@ fn slow(now: &Sample) -> Vec<ViewRow> {
         let longest = longest.map_or_else(String::new, |stage| {
             format!("{} {}", stage_name(stage.stage()), units::measured(took(stage.duration)))
         });
-        let at = call.time.and_then(|at| SystemTime::try_from(at).ok());
+        let at = call.time.and_then(|at| helix_proto::time::system_time(at).ok());
         ViewRow {
             cells: vec![
                 format!("{kind} {topic}/{}", call.partition),

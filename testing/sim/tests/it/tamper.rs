@@ -1,4 +1,4 @@
-//! What a tamperer does to the messages of a connection.
+//! Messages of a connection that is tampered with.
 
 use helix_sim::tamper::{DATA, FrameTamperer, HEADER_BYTES, PREFACE_BYTES};
 use rand::SeedableRng;
