@@ -84,6 +84,10 @@ slow-disk rate sync *command:
 bench-slow-disks:
     bash scripts/bench-slow-disks.sh
 
+# Measure Helix beside Redis and JetStream, through faults, and draw it (20 minutes; `--quick`).
+pictures *args:
+    bash scripts/pictures.sh {{args}}
+
 # Run the Criterion benchmarks.
 criterion:
     cargo bench -p helix-proto

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Measures what docs/benchmarks.md shows first; scripts/pictures.py draws it and prints its table.
-#   scripts/pictures.sh [--parts peers,sizes,faults,facts] [--rounds N] [--seconds S] [--quick]
-# The results are JSON files in target/pictures/.
+# Measures what docs/benchmarks.md shows first, draws it into docs/benchmarks/ and prints its table.
+#   scripts/pictures.sh [--parts peers,sizes,faults,facts,draw] [--rounds N] [--seconds S] [--quick]
+# The results are JSON files in target/pictures/. Drawing needs python3 and installs matplotlib.
 #
 # peers: appends of Helix beside other logs on this machine, in turns, with the same load: records of
 # 1 KiB in batches of 100, each client with one batch in flight. Redis (streams) and NATS (JetStream) are measured if redis-server and nats-server are installed; a
@@ -13,7 +13,7 @@
 set -Eeuo pipefail
 cd "$(dirname "$0")/.."
 
-rounds=2 seconds=5 shares=(0.1 0.3 0.5 0.7 0.9) parts=peers,sizes,faults,facts
+rounds=2 seconds=5 shares=(0.1 0.3 0.5 0.7 0.9) parts=peers,sizes,faults,facts,draw
 sizes=(64 256 1024 4096 16384 65536) load_seconds=40 repeats=5 partitions=(10000 100000 1000000)
 while [ $# -gt 0 ]; do
     case $1 in
@@ -318,13 +318,19 @@ END
     rm -f "$results/warm-up.json"
 }
 
-for part in ${parts//,/ }; do
-    "measure_$part"
-done
+measure_draw() {
+    local venv=$target/pictures-venv
+    [ -x "$venv/bin/python" ] || python3 -m venv "$venv"
+    "$venv/bin/pip" install -q 'matplotlib>=3.9,<4'
+    "$venv/bin/python" scripts/pictures.py "$results" docs/benchmarks
+}
+
 {
     echo "$(nproc) CPUs ($(sed -n '/^model name/{s/^[^:]*: *//p;q}' /proc/cpuinfo)), $(date -u +%F)"
     "$programs/helix-server" --version
     redis-server --version 2>/dev/null | cut -d' ' -f1-3 || true
     nats-server --version 2>/dev/null || true
 } > "$results/machine.txt"
-say "wrote $results"
+for part in ${parts//,/ }; do
+    "measure_$part"
+done

@@ -247,7 +247,8 @@ mod tests {
     #[test]
     fn every_mode_has_plots() {
         let run = serde_json::json!({
-            "records_per_sec": 9.0, "latency_us": { "p50": 1.0, "p99": 2.0, "p999": 3.0 },
+            "records_per_sec": 9.0,
+            "latency_us": { "p50": 1.0, "p99": 2.0, "p999": 3.0, "max": 4.0 },
         });
         let results = [
             serde_json::json!({ "mode": "limit", "steps": [{ "rate": 10.0, "run": run }] }),
