@@ -19,7 +19,7 @@ pub const HEADER_BYTES: usize = 9;
 pub const DATA: u8 = 0;
 
 /// One message in this many is duplicated, and one is delayed.
-const ONE_IN: u32 = 150;
+pub const ONE_IN: u32 = 150;
 
 /// Treatment of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,6 +46,11 @@ pub struct FrameTamperer {
 }
 
 impl FrameTamperer {
+    /// Returns a tamperer whose connection has sent its preface and its handshake.
+    pub fn after_handshake() -> Self {
+        Self { is_begun: true, data_frames: 1, ..Self::default() }
+    }
+
     /// Takes written bytes and appends to `out` the bytes to send. Without `rng` they are equal.
     /// Calls `on_action` for each message that is not sent normally.
     pub fn process(
@@ -89,7 +94,8 @@ impl FrameTamperer {
         (self.is_begun && self.input.len() >= len).then_some(len)
     }
 
-    fn action(&mut self, frame: &[u8], rng: Option<&mut StdRng>) -> FrameAction {
+    /// Chooses what happens to a frame.
+    pub fn action(&mut self, frame: &[u8], rng: Option<&mut StdRng>) -> FrameAction {
         let (kind, flags) = (frame[3], frame[4]);
         if kind != DATA {
             return FrameAction::Sent;

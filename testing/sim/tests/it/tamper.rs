@@ -1,6 +1,6 @@
 //! Messages of a connection that is tampered with.
 
-use helix_sim::tamper::{DATA, FrameTamperer, HEADER_BYTES, PREFACE_BYTES};
+use helix_sim::tamper::{DATA, FrameAction, FrameTamperer, HEADER_BYTES, ONE_IN, PREFACE_BYTES};
 use rand::SeedableRng;
 use rand::rngs::StdRng;
 
@@ -71,8 +71,7 @@ fn delayed_message_may_split_the_next_one() {
     let (long, mut within) = (message(9), 0);
     for seed in 0..400 {
         let mut rng = StdRng::seed_from_u64(seed);
-        let mut tamper =
-            FrameTamperer { is_begun: true, data_frames: 1, ..FrameTamperer::default() };
+        let mut tamper = FrameTamperer::after_handshake();
         let frames = [frame(DATA, &message(8)), frame(DATA, &long[..6]), frame(DATA, &long[6..])];
         let (mut out, mut on_action) = (Vec::new(), Vec::new());
         tamper.process(&frames.concat(), Some(&mut rng), &mut out, |action| on_action.push(action));
@@ -90,7 +89,7 @@ fn delayed_message_may_split_the_next_one() {
 #[test]
 fn leaves_messages_of_two_frames_unchanged() {
     let (long, mut rng) = (message(9), StdRng::seed_from_u64(1));
-    let mut tamper = FrameTamperer { is_begun: true, data_frames: 1, ..FrameTamperer::default() };
+    let mut tamper = FrameTamperer::after_handshake();
     for _ in 0..4 * ONE_IN {
         for half in [&long[..3], &long[3..]] {
             assert_eq!(tamper.action(&frame(DATA, half), Some(&mut rng)), FrameAction::Sent);
