@@ -14,7 +14,7 @@ set -Eeuo pipefail
 cd "$(dirname "$0")/.."
 
 rounds=2 seconds=5 shares=(0.1 0.3 0.5 0.7 0.9) parts=peers,sizes,faults,facts,draw
-sizes=(64 256 1024 4096 16384 65536) load_seconds=40 repeats=5 partitions=(10000 100000 1000000)
+sizes=(64 256 1024 4096 16384 65536) load_seconds=40 repeats=5 partitions=(10000 100000 999999)
 while [ $# -gt 0 ]; do
     case $1 in
         --rounds) rounds=$2; shift ;;
