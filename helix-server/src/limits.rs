@@ -105,7 +105,7 @@ pub const PACE_RATE_SPAN_MAX: Duration = Duration::from_millis(500);
 /// [`PACE`] times what keeps the log busy, and at least to `SHARED_BATCHES_MIN`; the number of
 /// small batches that a principal may have in flight in any case.
 pub const SHARED_AFTER_COMPETITION: Duration = Duration::from_secs(10);
-pub const SHARED_BATCHES_MIN: usize = 32;
+pub const SHARED_BATCHES_MIN: usize = 8;
 pub const SHARE_BATCHES_MIN: usize = 4;
 
 /// Bytes that a principal's waiting batches get in one turn.
