@@ -99,12 +99,12 @@ pub enum SchemaError {
     /// A structure has too many tagged fields.
     #[error("a structure has {0} tagged fields; the limit is {TAGGED_FIELDS_MAX}")]
     ManyTaggedFields(u32),
-    /// Bytes follow the last field.
-    #[error("{0} bytes follow the last field")]
-    Trailing(usize),
 }
 
 /// Checks the body of a request. Returns the number of its list elements.
+///
+/// Bytes after the last field are ignored, as in Kafka: librdkafka sends three of them in requests
+/// for the metadata of all topics.
 ///
 /// # Errors
 /// The first defect.
@@ -116,10 +116,7 @@ pub fn check_body(
 ) -> Result<usize, SchemaError> {
     let mut walk = SchemaWalk { bytes: body, at: 0, version, is_flexible, elements: 0 };
     walk.fields(fields)?;
-    match walk.left() {
-        0 => Ok(walk.elements),
-        left => Err(SchemaError::Trailing(left)),
-    }
+    Ok(walk.elements)
 }
 
 /// Skips the tagged fields at the start of `bytes`. Returns their length.

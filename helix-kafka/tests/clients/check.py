@@ -56,6 +56,7 @@ class Confluent:
     def create(self, topic):
         new = self.lib.admin.NewTopic(topic, num_partitions=PARTITIONS, replication_factor=3)
         self.admin.create_topics([new])[topic].result(20)
+        expect(topic in self.admin.list_topics(timeout=20).topics, "the new topic is not listed")
 
     def delete(self, topic):
         self.admin.delete_topics([topic])[topic].result(20)
