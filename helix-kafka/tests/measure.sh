@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
 # Measures the gateway: appends of a native client and of confluent-kafka through the gateway, in
 # turns and with the same batches, each ack synced on a majority; then its memory with idle
-# connections.
+# connections. librdkafka compares the messages in flight of an idempotent producer with a limit of
+# five requests, so such a producer has one batch in flight for each partition. It is compared with
+# a native client that has one in flight.
 #   helix-kafka/tests/measure.sh DIRECTORY [ROUNDS]
 # DIRECTORY has helix, helix-bench and helix-kafka, built with --profile dist. Each round writes for
 # SECONDS_EACH (10) seconds on each path. RECORDS (100) of SIZE (1024) bytes are a batch, IN_FLIGHT
-# (5) batches are in flight, and IDLE (1000) connections are idle.
+# (5) batches of a producer without idempotence are in flight, and IDLE (1000) connections are idle.
 set -euo pipefail
 
 here=$(cd "$(dirname "$0")" && pwd)
@@ -49,34 +51,41 @@ done
 
 native() {
   "$programs/helix-bench" write --quiet --topic native --duration "${seconds}s" --size "$size" \
-    --batch-size "$records" --stream --in-flight "$in_flight" --json - 2>/dev/null ||
+    --batch-size "$records" --stream --in-flight "$1" --json - 2>/dev/null ||
     { echo "helix-bench failed" >&2; exit 1; }
 }
 through_gateway() {
   "$venv/bin/python" "$here/clients/load.py" write "$bootstrap" kafka "$seconds" "$size" \
-    "$records" "$in_flight"
+    "$records" "$@"
 }
 
-echo "batches of $records records of $size bytes, $in_flight in flight, acks synced on a majority"
+echo "batches of $records records of $size bytes, acks synced on a majority"
 for round in $(seq "$rounds"); do
-  native >"$work/native-$round.json"
-  through_gateway >"$work/kafka-$round.json"
+  native "$in_flight" >"$work/native-plain-$round.json"
+  through_gateway "$in_flight" >"$work/kafka-plain-$round.json"
+  native 1 >"$work/native-idempotent-$round.json"
+  through_gateway 1 idempotent >"$work/kafka-idempotent-$round.json"
 done
-"$venv/bin/python" - "$work" "$rounds" <<'PYTHON'
+"$venv/bin/python" - "$work" "$rounds" "$in_flight" <<'PYTHON'
 import json, statistics, sys
-work, rounds = sys.argv[1], int(sys.argv[2])
+work, rounds, in_flight = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 
-rows = []
-for round in range(1, rounds + 1):
-    native, kafka = (json.load(open(f"{work}/{path}-{round}.json")) for path in ("native", "kafka"))
-    rates = native["records_per_sec"], kafka["records_per_sec"]
-    p50s = native["latency_us"]["p50"], kafka["p50_us"]
-    rows.append((*rates, *p50s))
-    print(f"round {round}: native {rates[0]:,.0f} records/s, p50 {p50s[0]:,.0f} us; "
-          f"gateway {rates[1]:,.0f} records/s, p50 {p50s[1]:,.0f} us")
-rate = statistics.median(row[1] / row[0] for row in rows)
-p50 = statistics.median(row[3] / row[2] for row in rows)
-print(f"gateway / native: {rate:.2f} of the records (goal 0.6), {p50:.2f} of p50 (goal 2)")
+def measure(name, label):
+    rows = []
+    for round in range(1, rounds + 1):
+        native, kafka = (json.load(open(f"{work}/{path}-{name}-{round}.json"))
+                         for path in ("native", "kafka"))
+        rates = native["records_per_sec"], kafka["records_per_sec"]
+        p50s = native["latency_us"]["p50"], kafka["p50_us"]
+        rows.append((*rates, *p50s))
+        print(f"{label}, round {round}: native {rates[0]:,.0f} records/s, p50 {p50s[0]:,.0f} us; "
+              f"gateway {rates[1]:,.0f} records/s, p50 {p50s[1]:,.0f} us")
+    rate = statistics.median(row[1] / row[0] for row in rows)
+    p50 = statistics.median(row[3] / row[2] for row in rows)
+    print(f"gateway / native: {rate:.2f} of the records (goal 0.6), {p50:.2f} of p50 (goal 2)")
+
+measure("plain", f"{in_flight} in flight")
+measure("idempotent", "idempotent, one in flight")
 PYTHON
 
 memory() { awk '/^VmRSS/ { printf "%.1f", $2 / 1024 }' "/proc/$gateway/status"; }

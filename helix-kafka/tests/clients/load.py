@@ -1,6 +1,7 @@
 """Loads for measurements.
 
-load.py write BOOTSTRAP TOPIC SECONDS SIZE RECORDS IN_FLIGHT   appends, and prints rate and latency
+load.py write BOOTSTRAP TOPIC SECONDS SIZE RECORDS IN_FLIGHT [idempotent]
+                                 appends, and prints rate and latency
 load.py idle BOOTSTRAP COUNT     opens connections, and holds them until standard input ends
 """
 
@@ -12,18 +13,21 @@ import sys
 import time
 
 
-def write(bootstrap, topic, seconds, size, records, in_flight):
-    """Appends batches for some time. Latency counts from a record's send to its ack."""
+def write(bootstrap, topic, seconds, size, records, in_flight, idempotent=None):
+    """Appends batches for some time. Latency counts from the first record of a batch to its ack.
+
+    The queue has space for the batches in flight, so a batch begins when an earlier one is acked.
+    """
     import confluent_kafka
 
     seconds, size, records, in_flight = float(seconds), int(size), int(records), int(in_flight)
     latencies, errors = [], []
     producer = confluent_kafka.Producer({
-        "bootstrap.servers": bootstrap, "acks": "all", "enable.idempotence": True,
+        "bootstrap.servers": bootstrap, "acks": "all", "enable.idempotence": idempotent is not None,
         "max.in.flight.requests.per.connection": in_flight, "batch.num.messages": records,
         # A batch is full before.
         "linger.ms": 1000, "batch.size": 2 * records * size + 65536,
-        "queue.buffering.max.messages": records * (in_flight + 1),
+        "queue.buffering.max.messages": records * in_flight,
     })
     value = os.urandom(size)
 
@@ -35,18 +39,21 @@ def write(bootstrap, topic, seconds, size, records, in_flight):
                 latencies.append((time.perf_counter() - sent, sent))
         return on_delivery
 
+    def send(callback=None):
+        while True:
+            try:
+                return producer.produce(topic, value=value, partition=0, on_delivery=callback)
+            except BufferError:
+                producer.poll(0.001)
+
     warm, began = 1.0, time.perf_counter()
     while time.perf_counter() < began + warm + seconds:
-        # One callback a batch: its records are acked together.
-        sent, last = time.perf_counter(), acked(time.perf_counter())
-        for index in range(records):
-            while True:
-                try:
-                    callback = last if index == records - 1 else None
-                    producer.produce(topic, value=value, partition=0, on_delivery=callback)
-                    break
-                except BufferError:
-                    producer.poll(0.001)
+        # One callback a batch: its records are acked together. A batch has two records or more.
+        send()
+        sent = time.perf_counter()
+        for _ in range(records - 2):
+            send()
+        send(acked(sent))
         producer.poll(0)
     left = producer.flush(30)
     if errors or left:
