@@ -19,6 +19,9 @@ use crate::upstream::{ClusterView, TopicView, leader_epoch};
 /// Age of the view that a response may have. Clients ask often while they wait for a topic.
 const VIEW_AGE_MAX: Duration = Duration::from_millis(100);
 
+/// Longest name of a topic, in bytes.
+const TOPIC_NAME_BYTES_MAX: usize = 249;
+
 /// Answers a request for metadata.
 pub(crate) async fn metadata(
     context: &RequestContext,
@@ -75,9 +78,20 @@ pub(crate) async fn metadata(
     response.with_topics(topics)
 }
 
+/// Returns true if a topic can have this name. A client stops to ask for others.
+fn is_topic_name(name: &str) -> bool {
+    let is_allowed = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+    (1..=TOPIC_NAME_BYTES_MAX).contains(&name.len())
+        && name.chars().all(is_allowed)
+        && !matches!(name, "." | "..")
+}
+
 /// Returns the code of a topic that is not in the view. Without a right to it the client learns
 /// that at once, whether the topic exists or not, and does not wait for it to appear.
 async fn missing_code(context: &RequestContext, name: &str) -> ResponseError {
+    if !is_topic_name(name) {
+        return ResponseError::InvalidTopicException;
+    }
     match context.upstream.may(ResourceKind::Topic, name, AccessOperation::Describe).await {
         Ok(false) => ResponseError::TopicAuthorizationFailed,
         Ok(true) | Err(_) => ResponseError::UnknownTopicOrPartition,
@@ -142,7 +156,8 @@ async fn create_missing(
 ) -> Arc<ClusterView> {
     let Some(partition_count) = context.state.rules.auto_create_partitions else { return view };
     let mut has_created = false;
-    for name in names.iter().filter(|name| !view.topics.contains_key(*name)) {
+    let is_missing = |name: &&String| !view.topics.contains_key(*name) && is_topic_name(name);
+    for name in names.iter().filter(is_missing) {
         let mut topic = NewTopic::new(name.clone(), partition_count);
         topic.config = kafka_topic_config();
         match context.upstream.client().admin().create_topic(&topic).await {
@@ -159,4 +174,20 @@ async fn create_missing(
     }
     context.upstream.forget_view();
     context.upstream.view(Duration::ZERO).await.unwrap_or(view)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rejects_names_that_no_topic_can_have() {
+        let longest = "a".repeat(TOPIC_NAME_BYTES_MAX);
+        for name in ["a", "orders.eu-1_B", &longest] {
+            assert!(is_topic_name(name), "{name:?}");
+        }
+        for name in ["", ".", "..", "a b", "a$#!", "a/b", "ä", &format!("{longest}a")] {
+            assert!(!is_topic_name(name), "{name:?}");
+        }
+    }
 }
