@@ -110,10 +110,17 @@ async fn announce(context: &RequestContext, group: &str) -> Result<(), ResponseE
     if is_unknown_call(&error) || error.is(ErrorReason::GroupLimitReached) {
         return check_not_native(context, group).await;
     }
-    Err(match code_of(&error, CallTarget::Group) {
+    Err(report_code(&error))
+}
+
+/// Returns the code of a failed report. After CoordinatorNotAvailable the client asks again.
+fn report_code(error: &helix_client::Error) -> ResponseError {
+    match code_of(error, CallTarget::Group) {
         code @ ResponseError::GroupAuthorizationFailed => code,
+        // Only the name can be wrong.
+        ResponseError::InvalidRequest => ResponseError::InvalidGroupId,
         _ => ResponseError::CoordinatorNotAvailable,
-    })
+    }
 }
 
 /// Checks that the group has no native members.
@@ -271,4 +278,24 @@ pub(crate) async fn leave_group(
             .with_error_code(code)
     };
     LeaveGroupResponse::default().with_members(request.members.into_iter().map(member).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use helix_client::Error;
+    use helix_proto::error as wire;
+
+    use super::*;
+
+    #[test]
+    fn a_group_with_an_invalid_name_is_not_asked_for_again() {
+        let code = |reason| {
+            let status = wire::to_status(&wire::detail(reason), "", None);
+            report_code(&Error::from_status(&status))
+        };
+        assert_eq!(code(ErrorReason::InvalidArgument), ResponseError::InvalidGroupId);
+        let refused = code(ErrorReason::PermissionDenied);
+        assert_eq!(refused, ResponseError::GroupAuthorizationFailed);
+        assert_eq!(code(ErrorReason::NotLeader), ResponseError::CoordinatorNotAvailable);
+    }
 }
