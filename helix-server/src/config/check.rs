@@ -391,7 +391,7 @@ fn show_bytes(bytes: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::AdminAddr;
+    use crate::config::{AdminAddr, SampleShare};
 
     fn flags(config: &ServerConfig) -> Vec<&'static str> {
         config.problems().iter().map(|problem| problem.flag).collect()
@@ -590,6 +590,34 @@ mod tests {
         }
         for name in ["", "https://console.example", "console.example:9644", "a b", "a/b"] {
             assert_eq!(flags(&named(name)), ["console-host"], "{name:?}");
+        }
+    }
+
+    #[test]
+    fn traces_need_a_collector_and_a_program_that_can_send_them() {
+        let default = ServerConfig::default();
+        assert_eq!((default.otlp_endpoint.as_deref(), default.trace_sample.0), (None, 0));
+        let sampled = ServerConfig { trace_sample: SampleShare(10_000), ..default.clone() };
+        assert_eq!(flags(&sampled), ["trace-sample"]);
+        let message = sampled.validate().unwrap_err().to_string();
+        assert!(message.starts_with("--trace-sample 0.01: "), "{message}");
+        assert!(message.contains("set --otlp-endpoint"), "{message}");
+        let with = |endpoint: &str| ServerConfig {
+            otlp_endpoint: Some(endpoint.to_owned()),
+            ..sampled.clone()
+        };
+        let accepted = with("http://127.0.0.1:4317/");
+        match CAN_EXPORT {
+            true => accepted.validate().unwrap(),
+            false => {
+                let message = accepted.validate().unwrap_err().to_string();
+                assert!(message.contains("built without traces"), "{message}");
+            }
+        }
+        for wrong in ["127.0.0.1:4317", "https://127.0.0.1:4317", "http://127.0.0.1", ""] {
+            let found = flags(&with(wrong));
+            assert_eq!(found.last(), Some(&"otlp-endpoint"), "{wrong:?}");
+            assert_eq!(found.len(), 1 + usize::from(!CAN_EXPORT), "{wrong:?}");
         }
     }
 
