@@ -1,5 +1,6 @@
 //! The live segments of the log in memory: rolling, sealing and freeing.
 
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use crate::files::segment::Segment;
@@ -227,31 +228,47 @@ impl Log {
 
     /// Estimates the bytes of frames in a range, as if all entries of a segment had the same size.
     pub(crate) fn bytes_between(&self, after: u64, upto: u64) -> u64 {
-        let share = |bytes: u64, first: u64, last: u64| {
-            let (from, to) = (first.max(after.saturating_add(1)), last.min(upto));
-            let part = to.saturating_add(1).saturating_sub(from);
-            let all = (last + 1).saturating_sub(first).max(1);
-            u64::try_from(u128::from(bytes) * u128::from(part) / u128::from(all)).unwrap_or(bytes)
-        };
-        let (mut sum, mut open, mut open_from) = (0, 0, 0);
-        for held in self.chain.values() {
+        let (mut sum, mut open) = (0, 0);
+        for held in self.chain.values().chain(self.cold.values()) {
             match held.entries {
                 Some((first, last)) => {
-                    sum += share(held.frame_bytes, first, last.index);
-                    open_from = open_from.max(last.index + 1);
+                    sum += part_of(held.frame_bytes, first..=last.index, after, upto);
                 }
                 None => open += held.frame_bytes,
             }
         }
-        for held in self.cold.values() {
-            if let Some((first, last)) = held.entries {
-                sum += share(held.frame_bytes, first, last.index);
-            }
-        }
-        let front = self.slots.front().map_or(0, |slot| slot.id.index);
-        let last = self.last.map_or(0, |last| last.index);
-        sum + share(open, open_from.max(front), last)
+        sum + part_of(open, self.open_entries(), after, upto)
     }
+
+    /// Estimates the bytes of the live frames of streams in a range, as if the entries of a stream
+    /// were spread evenly over each segment.
+    pub(crate) fn bytes_of(&self, streams: &[u64], after: u64, upto: u64) -> u64 {
+        let open = self.open_entries();
+        let streams = streams.iter().filter_map(|stream| self.streams.get(stream));
+        let bytes = streams.flat_map(|stream| &stream.rows).map(|share| {
+            let entries = self.segment(share.row.segment).and_then(|held| held.entries);
+            let entries = entries.map_or_else(|| open.clone(), |(first, last)| first..=last.index);
+            part_of(share.live_bytes, entries, after, upto)
+        });
+        bytes.sum()
+    }
+
+    /// Returns the indexes of the entries in segments that are not sealed.
+    fn open_entries(&self) -> RangeInclusive<u64> {
+        let sealed = self.chain.values().filter_map(|held| held.entries);
+        let sealed_upto = sealed.map(|(_, last)| last.index + 1).max().unwrap_or(0);
+        let front = self.slots.front().map_or(0, |slot| slot.id.index);
+        sealed_upto.max(front)..=self.last.map_or(0, |last| last.index)
+    }
+}
+
+/// Returns the part of `bytes`, spread evenly over `entries`, with `after < index <= upto`.
+fn part_of(bytes: u64, entries: RangeInclusive<u64>, after: u64, upto: u64) -> u64 {
+    let (first, last) = entries.into_inner();
+    let (from, to) = (first.max(after.saturating_add(1)), last.min(upto));
+    let part = to.saturating_add(1).saturating_sub(from);
+    let all = (last + 1).saturating_sub(first).max(1);
+    u64::try_from(u128::from(bytes) * u128::from(part) / u128::from(all)).unwrap_or(bytes)
 }
 
 trait MinByIndex {

@@ -16,6 +16,10 @@ use crate::types::{Entry, LiveEntries, LiveEntry, LogId, Placement, ReadMode};
 
 /// Maximum number of entries per call, and of slots checked per lock acquisition.
 const ENTRIES_PER_LOCK: usize = 4096;
+/// Number of index rows after which a call returns what it has, also without an entry.
+const ROWS_PER_READ: usize = 64 << 10;
+/// Cost of opening a segment's tables, in index rows.
+const ROWS_PER_SEGMENT: usize = 1 << 10;
 
 /// A segment that holds a part of the range.
 struct SegmentRange {
@@ -47,11 +51,13 @@ struct Cursor<'a> {
 }
 
 impl Shared {
+    /// Reads live entries of the streams that `wants` accepts. Calls it outside the lock.
     pub(crate) fn find_live(
         &self,
         after: u64,
         upto: u64,
         bytes_max: usize,
+        wants: &dyn Fn(u64) -> bool,
     ) -> Result<LiveEntries, ReadStop> {
         let found = self.look_up(after, upto)?;
         // Segments are opened when the iteration reaches them. A range may have thousands, and one
@@ -60,15 +66,23 @@ impl Shared {
         let mut cursors = Vec::new();
         let mut next = BinaryHeap::new();
         let upto = found.upto;
-        let mut slots = found.slots.into_iter().peekable();
+        let slots = found.slots.into_iter().filter(|(_, placement, _)| wants(placement.stream));
+        let mut slots = slots.peekable();
         let (mut sources, mut bytes, mut reached) = (Vec::new(), 0_usize, upto);
+        let mut rows = 0;
         loop {
             let on_disk = next.peek().map(|Reverse((index, _))| *index).filter(|i| *i <= upto);
             let in_memory = slots.peek().map(|(id, ..)| id.index).filter(|i| *i <= upto);
             let index = on_disk.into_iter().chain(in_memory).min();
-            if let Some(part) = parts.next_if(|part| index.is_none_or(|index| part.first <= index))
-            {
-                match Cursor::begin(self, part, after + 1) {
+            let part = parts.next_if(|part| index.is_none_or(|index| part.first <= index));
+            let Some(first) = part.map(|part| part.first).or(index) else { break };
+            if rows >= ROWS_PER_READ && first > after + 1 {
+                reached = first - 1;
+                break;
+            }
+            if let Some(part) = part {
+                rows += ROWS_PER_SEGMENT;
+                match Cursor::begin(self, part, after + 1, wants) {
                     Ok(Some(cursor)) => {
                         next.push(Reverse((cursor.row.id.index, cursors.len())));
                         cursors.push(cursor);
@@ -85,6 +99,7 @@ impl Shared {
                 continue;
             }
             let Some(index) = index else { break };
+            rows += 1;
             let (entry, size) = if in_memory == Some(index) {
                 let Some((id, placement, source)) = slots.next() else { break };
                 let size = source.size();
@@ -92,7 +107,7 @@ impl Shared {
             } else {
                 let Some(Reverse((_, at))) = next.pop() else { break };
                 let Some(cursor) = cursors.get_mut(at) else { break };
-                let placement = cursor.placement()?;
+                let placement = cursor.placement(wants)?;
                 let live = placement.filter(|placement| self.is_live(placement));
                 let entry = live.map(|placement| (cursor.row.id, placement, cursor.source()));
                 let size = cursor.row.frame_len as usize;
@@ -177,12 +192,27 @@ fn is_live(log: &Log, placement: &Placement) -> bool {
     log.streams.get(&placement.stream).is_none_or(|stream| !stream.is_trimmed(placement))
 }
 
+/// Returns whether a segment has a share of a wanted stream.
+fn holds_any(
+    directory: &mut TableReader<'_, DirectoryRow>,
+    wants: &dyn Fn(u64) -> bool,
+) -> Result<bool, ReadStop> {
+    for number in 0..directory.len() {
+        if wants(directory.get(number)?.stream) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
 impl<'a> Cursor<'a> {
-    /// Creates a cursor at the first entry from an index on; `None` if the part has none.
+    /// Creates a cursor at the first entry from an index on; `None` if the part has none, or the
+    /// segment none of a wanted stream.
     fn begin(
         shared: &'a Shared,
         part: &'a SegmentRange,
         from: u64,
+        wants: &dyn Fn(u64) -> bool,
     ) -> Result<Option<Self>, ReadStop> {
         let (segment, cache) = (&part.segment, &shared.cache);
         let mut by_index = segment.by_index(cache, ReadMode::Blocking);
@@ -191,10 +221,12 @@ impl<'a> Cursor<'a> {
             return Ok(None);
         }
         let row = by_index.get(number)?;
+        let mut directory = segment.directory(cache, ReadMode::Blocking);
+        if row.id.index > part.last || !holds_any(&mut directory, wants)? {
+            return Ok(None);
+        }
         let by_stream = segment.by_stream(cache, ReadMode::Blocking);
-        let directory = segment.directory(cache, ReadMode::Blocking);
-        let cursor = Self { part, by_index, by_stream, directory, number, row, share: None };
-        Ok((row.id.index <= part.last).then_some(cursor))
+        Ok(Some(Self { part, by_index, by_stream, directory, number, row, share: None }))
     }
 
     /// Advances to the next entry. Returns whether there is one.
@@ -207,8 +239,8 @@ impl<'a> Cursor<'a> {
         Ok(self.row.id.index <= self.part.last)
     }
 
-    /// Returns the placement of the entry; `None` if it has no positions.
-    fn placement(&mut self) -> Result<Option<Placement>, ReadStop> {
+    /// Returns the placement of the entry; `None` if it has no positions in a wanted stream.
+    fn placement(&mut self, wants: &dyn Fn(u64) -> bool) -> Result<Option<Placement>, ReadStop> {
         let Some(number) = self.row.stream_row else { return Ok(None) };
         let holds =
             |share: &DirectoryRow| (share.begin..share.begin + share.entries).contains(&number);
@@ -228,6 +260,9 @@ impl<'a> Cursor<'a> {
             }
         };
         self.share = Some(share);
+        if !wants(share.stream) {
+            return Ok(None);
+        }
         let PlacedRow { first, count, time, .. } = self.by_stream.get(number)?;
         Ok(Some(Placement { stream: share.stream, first, count, time }))
     }

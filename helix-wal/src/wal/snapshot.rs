@@ -12,6 +12,9 @@ use crate::maintenance::scrub::Scrub;
 use crate::types::{LiveEntries, LogId};
 use crate::write::cold_writer::ColdWriter;
 
+/// Maximum number of streams visited per lock acquisition.
+const STREAMS_PER_LOCK: usize = 64;
+
 impl Wal {
     /// Stores a checkpoint of the state machine durably: all entries up to `at` are in it. Blocks.
     ///
@@ -68,14 +71,32 @@ impl Wal {
 
     /// Reads entries that streams still need with `after < index <= upto`, in index order. Blocks.
     ///
-    /// Includes entries that have left the Raft log. Returns about `bytes_max` bytes, at least one
-    /// entry if any is left. [`LiveEntries::upto`] tells how far the call got. Trimmed entries are
-    /// left out.
+    /// Includes entries that have left the Raft log. Returns about `bytes_max` bytes, and none only
+    /// if it passed many entries that are not live. [`LiveEntries::upto`] tells how far the call
+    /// got, which is above `after`. Trimmed entries are left out.
     ///
     /// # Errors
     /// [`Error::Beyond`] if `upto` is not placed yet.
     pub fn read_live(&self, after: u64, upto: u64, bytes_max: usize) -> Result<LiveEntries, Error> {
-        let found = unless_blocked(self.shared.find_live(after, upto, bytes_max))?;
+        self.read_live_of(after, upto, bytes_max, &|_| true)
+    }
+
+    /// Like [`Wal::read_live`], for the streams that `wants` accepts.
+    ///
+    /// Passes entries of other streams without reading them, except small ones that lie between two
+    /// wanted ones on disk. A call passes a limited number of entries, so that the result may be
+    /// empty although wanted entries follow above [`LiveEntries::upto`].
+    ///
+    /// # Errors
+    /// [`Error::Beyond`] if `upto` is not placed yet.
+    pub fn read_live_of(
+        &self,
+        after: u64,
+        upto: u64,
+        bytes_max: usize,
+        wants: &dyn Fn(u64) -> bool,
+    ) -> Result<LiveEntries, Error> {
+        let found = unless_blocked(self.shared.find_live(after, upto, bytes_max, wants))?;
         Ok(found.unwrap_or_default())
     }
 
@@ -83,6 +104,18 @@ impl Wal {
     /// trimmed entries that are still on disk.
     pub fn live_bytes(&self, after: u64, upto: u64) -> u64 {
         self.shared.lock().log.bytes_between(after, upto)
+    }
+
+    /// Estimates the bytes of frames that [`Wal::read_live_of`] would return for a range.
+    ///
+    /// Leaves out trimmed entries, and those that are not durable yet. Visits the shares of all
+    /// wanted streams: callers that read in a loop should not call it each time.
+    pub fn live_bytes_of(&self, after: u64, upto: u64, wants: &dyn Fn(u64) -> bool) -> u64 {
+        let mut streams: Vec<u64> = self.shared.lock().log.streams.keys().copied().collect();
+        streams.retain(|stream| wants(*stream));
+        let chunks = streams.chunks(STREAMS_PER_LOCK);
+        let bytes = chunks.map(|streams| self.shared.lock().log.bytes_of(streams, after, upto));
+        bytes.sum()
     }
 
     /// Begins a scrub at the oldest sealed segment.

@@ -73,11 +73,32 @@ impl TestLog {
     }
 }
 
-fn read_live(wal: &Wal, mut after: u64, upto: u64, bytes_max: usize) -> Vec<LiveEntry> {
+/// Reads all live entries. Asserts that filtered reads return the same ones.
+fn read_live(wal: &Wal, after: u64, upto: u64, bytes_max: usize) -> Vec<LiveEntry> {
+    let all = read_live_of(wal, after, upto, bytes_max, &|_| true);
+    for streams in [&[1][..], &[2, 3], &[]] {
+        let wants = |stream: u64| streams.contains(&stream);
+        let wanted = all.iter().filter(|live| wants(live.placement.stream));
+        let wanted: Vec<_> = wanted.cloned().collect();
+        assert_same(&read_live_of(wal, after, upto, bytes_max, &wants), &wanted);
+        let bytes = wal.live_bytes_of(after, upto, &wants);
+        assert!(wanted.is_empty() || bytes > 0, "{bytes} bytes of {streams:?}");
+        assert!(!streams.is_empty() || bytes == 0, "{bytes}");
+    }
+    all
+}
+
+fn read_live_of(
+    wal: &Wal,
+    mut after: u64,
+    upto: u64,
+    bytes_max: usize,
+    wants: &dyn Fn(u64) -> bool,
+) -> Vec<LiveEntry> {
     let mut all = Vec::new();
     while after < upto {
-        let found = wal.read_live(after, upto, bytes_max).unwrap();
-        assert!(found.upto > after);
+        let found = wal.read_live_of(after, upto, bytes_max, wants).unwrap();
+        assert!(found.upto > after && found.upto <= upto);
         after = found.upto;
         all.extend(found.entries);
     }

@@ -150,3 +150,45 @@ fn live_reads_open_only_needed_segments() {
         after = piece.upto;
     }
 }
+
+#[test]
+fn filtered_live_reads_skip_payloads_of_other_streams() {
+    let (disk, manual) = uncached_log();
+    let last = ENTRIES - 1;
+    // The estimate depends on how the entries of a segment lie around the range.
+    let (all, one) =
+        (manual.wal.live_bytes(0, last), manual.wal.live_bytes_of(0, last, &|s| s == 2));
+    assert!(one.abs_diff(all / STREAMS) < all / 100, "{one} of {all}");
+    let (mut after, mut indexes) = (0, Vec::new());
+    let steps = steps(&disk, || {
+        while after < last {
+            let piece = manual.wal.read_live_of(after, last, 1 << 20, &|s| s == 2).unwrap();
+            indexes.extend(piece.entries.iter().map(|live| live.id.index));
+            after = piece.upto;
+        }
+    });
+    assert_eq!(indexes, Vec::from_iter((1..ENTRIES).step_by(STREAMS as usize)));
+    let reads = steps.into_iter().filter(|step| step.0 == Operation::Read);
+    let reads: Vec<_> = reads.map(|(_, bytes)| bytes.end - bytes.start).collect();
+    let footers = reads.iter().filter(|bytes| **bytes < PAYLOAD as u64).count();
+    assert_eq!(reads.len() - footers, indexes.len(), "one read for each wanted entry: {reads:?}");
+    assert!(reads.iter().all(|bytes| *bytes < 2 * PAYLOAD as u64), "{reads:?}");
+}
+
+#[test]
+fn filtered_live_reads_pass_segments_in_steps() {
+    let disk = SimulatedDisk::new(1);
+    let manual = long_log(&disk, &Options { tail_bytes: 0, ..small_options() });
+    let (mut after, mut calls, last) = (0, 0, ENTRIES - 1);
+    while after < last {
+        disk.record(true);
+        let piece = manual.wal.read_live_of(after, last, 1 << 20, &|_| false).unwrap();
+        let files: BTreeSet<String> = disk.trace().into_iter().map(|step| step.file).collect();
+        disk.record(false);
+        assert!(piece.entries.is_empty() && piece.upto > after);
+        assert!(files.len() <= 64, "{} segments in one call", files.len());
+        after = piece.upto;
+        calls += 1;
+    }
+    assert_eq!(calls, ENTRIES.div_ceil(64), "an entry in each segment");
+}

@@ -344,13 +344,20 @@ impl Truth {
         self.check_live(wal);
     }
 
-    /// Checks `read_live` with small reads.
+    /// Checks `read_live` and `read_live_of` with small reads.
     fn check_live(&self, wal: &Wal) {
+        self.check_live_of(wal, &|_| true);
+        self.check_live_of(wal, &|stream| stream.is_multiple_of(2));
+    }
+
+    fn check_live_of(&self, wal: &Wal, wants: &dyn Fn(u64) -> bool) {
         let Some(upto) = self.placed_upto.filter(|upto| *upto > 0) else { return };
         let trim = |stream| self.trims.get(&stream).copied().unwrap_or(0);
         let is_live = |(_, placement): &&(&Entry, Placement)| {
             let Placement { stream, first, count, .. } = *placement;
-            !self.dropped.contains(&stream) && first + u64::from(count) > trim(stream)
+            let is_kept =
+                !self.dropped.contains(&stream) && first + u64::from(count) > trim(stream);
+            is_kept && wants(stream)
         };
         let placed = self.placed.range(1..=upto);
         let placed = placed.filter_map(|(_, (entry, p))| p.map(|p| (entry, p)));
@@ -358,7 +365,7 @@ impl Truth {
         let mut wanted = wanted.iter().filter(is_live);
         let mut after = 0;
         while after < upto {
-            let found = wal.read_live(after, upto, 3000).unwrap();
+            let found = wal.read_live_of(after, upto, 3000, wants).unwrap();
             assert!(found.upto > after && found.upto <= upto, "{after} to {}", found.upto);
             for live in found.entries {
                 assert!(after < live.id.index && live.id.index <= found.upto);
