@@ -272,16 +272,17 @@ impl Admin {
 
     /// Adds data shards, up to `total`, if the cluster has `current` ones.
     ///
-    /// A new shard takes partitions once it has its replicas: [`Admin::placement`] shows them.
-    /// Succeeds if the cluster has `total` data shards already.
+    /// A new shard takes partitions once it has its replicas: [`Admin::placement`] shows them. With
+    /// `split`, it also takes a share of the partitions of an existing shard. Succeeds if the
+    /// cluster has `total` data shards already.
     ///
     /// # Errors
     /// `INVALID_ARGUMENT` for a number out of range, `MEMBERSHIP_CHANGE_IN_PROGRESS` if the cluster
     /// has another number than `current`, `UNIMPLEMENTED` before every node is upgraded.
-    pub async fn add_shards(&self, current: u32, total: u32) -> Result<()> {
+    pub async fn add_shards(&self, current: u32, total: u32, split: bool) -> Result<()> {
         let call = CallSpec::new("add shards", Repeat::Always);
         let response = self.client.call_any(call, |node| async move {
-            node.cluster().add_shards(AddShardsRequest { current, total }).await
+            node.cluster().add_shards(AddShardsRequest { current, total, split }).await
         });
         response.await.map(|_| ())
     }
@@ -318,17 +319,17 @@ impl Admin {
         response.await.map(|_| ())
     }
 
-    /// Cancels the move of a shard's replica, which leads back to the replicas from before. Returns
-    /// the move.
+    /// Cancels the move of a shard's replica, which leads back to the replicas from before, and
+    /// returns it. For a shard that a split makes, cancels the split and returns `None`.
     ///
     /// # Errors
     /// `INVALID_ARGUMENT` for an unknown shard; `MEMBERSHIP_CHANGE_REFUSED` if nothing moves.
-    pub async fn cancel_move(&self, shard_id: u32) -> Result<ReplicaMove> {
+    pub async fn cancel_move(&self, shard_id: u32) -> Result<Option<ReplicaMove>> {
         let call = CallSpec::new("cancel move", Repeat::UnlessApplied);
         let response = self.client.call_any(call, |node| async move {
             node.cluster().cancel_move(CancelMoveRequest { shard_id }).await
         });
-        required(response.await?.r#move)
+        Ok(response.await?.r#move)
     }
 
     /// Adds a node that was started with an empty data directory.

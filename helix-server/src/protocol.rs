@@ -61,6 +61,9 @@ pub const PAUSED_MOVES: u32 = 10;
 /// First version in which the cluster's state has the racks of nodes.
 pub const RACKS: u32 = 10;
 
+/// First version in which shards are split: their entries, checkpoints and messages.
+pub const SHARD_SPLITS: u32 = 11;
+
 /// A range of protocol versions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ProtocolVersions {
@@ -70,7 +73,7 @@ pub struct ProtocolVersions {
 
 impl ProtocolVersions {
     /// The versions that this program speaks. Version 1 had no members and no peer addresses.
-    pub const OWN: Self = Self { oldest: 2, newest: 10 };
+    pub const OWN: Self = Self { oldest: 2, newest: 11 };
 
     pub fn contains(self, version: u32) -> bool {
         (self.oldest..=self.newest).contains(&version)

@@ -126,11 +126,14 @@ pub(crate) enum ClusterSubcommand {
     /// Add data shards, and wait until they have their replicas
     ///
     /// New topics and partitions go to the shards with the fewest partitions. Existing partitions
-    /// stay in their shards.
+    /// stay in their shards, unless --split is given.
     AddShards {
         /// Shards to add; the cluster has at most 64
         #[arg(value_name = "N", value_parser = clap::value_parser!(u32).range(1..=63))]
         count: u32,
+        /// Split existing shards, so that existing topics spread too
+        #[arg(long)]
+        split: bool,
         /// Start to add them and return at once
         #[arg(long)]
         no_wait: bool,

@@ -273,8 +273,8 @@ impl ClusterService for ClusterHandler {
     ) -> Result<Response<AddShardsResponse>, Status> {
         authorize_change(&self.node, &request).await?;
         self.node.check_member()?;
-        let AddShardsRequest { current, total } = request.into_inner();
-        self.node.cluster().add_shards(current, total).await?;
+        let AddShardsRequest { current, total, split } = request.into_inner();
+        self.node.cluster().add_shards(current, total, split).await?;
         Ok(Response::new(AddShardsResponse {}))
     }
 

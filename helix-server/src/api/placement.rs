@@ -5,12 +5,13 @@ use std::collections::BTreeMap;
 use helix_proto::log::v1 as wire;
 use helix_proto::log::v1::{
     CancelMoveRequest, CancelMoveResponse, GetPlacementResponse, PlacementNode, PlacementShard,
-    ReplicaMove, SetMovesPausedRequest, SetMovesPausedResponse,
+    ReplicaMove, SetMovesPausedRequest, SetMovesPausedResponse, ShardSplit, SplitPhase,
 };
 
 use super::wire_shard_id;
 use crate::cluster::{
-    MoveReason, PlacedShard, PlacementReport, PlanStep, PlannedMove, ShardMove, ShardProgress,
+    MoveReason, PlacedShard, PlacedSplit, PlacementReport, PlanStep, PlannedMove, ShardMove,
+    ShardProgress, SplitStep,
 };
 use crate::error::Result;
 use crate::node::Node;
@@ -33,7 +34,7 @@ pub(super) async fn set_paused(
 pub(super) async fn cancel(node: &Node, request: CancelMoveRequest) -> Result<CancelMoveResponse> {
     node.check_member()?;
     let moving = node.cluster().cancel_move(request.shard_id.into()).await?;
-    Ok(CancelMoveResponse { r#move: Some(wire_move(&moving, None)) })
+    Ok(CancelMoveResponse { r#move: moving.map(|moving| wire_move(&moving, None)) })
 }
 
 fn response(report: &PlacementReport, leaders: &BTreeMap<u64, u64>) -> GetPlacementResponse {
@@ -60,7 +61,8 @@ fn response(report: &PlacementReport, leaders: &BTreeMap<u64, u64>) -> GetPlacem
     let shards = placement.shards().map(|(shard_id, shard)| {
         let stuck = plan.stuck.iter().find(|it| it.shard_id == shard_id);
         let row = report.progress_of(shard_id);
-        let obstacle = stuck.map(|it| it.reason.obstacle()).unwrap_or_default();
+        let split = shard.split.as_ref().map(|split| report.split_obstacle(split));
+        let obstacle = stuck.map(|it| it.reason.obstacle()).or(split).unwrap_or_default();
         PlacementShard {
             shard_id: wire_shard_id(shard_id),
             node_ids: shard.replicas.keys().copied().collect(),
@@ -71,6 +73,7 @@ fn response(report: &PlacementReport, leaders: &BTreeMap<u64, u64>) -> GetPlacem
             is_opening: shard_id != 0 && !open.contains(&shard_id),
             stuck_next_step: obstacle.next_step,
             stuck_node_id: stuck.and_then(|it| it.node_id).unwrap_or(0),
+            split: shard.split.as_ref().map(wire_split),
         }
     });
     let planned = plan.steps.iter().filter_map(|step| match step {
@@ -83,6 +86,21 @@ fn response(report: &PlacementReport, leaders: &BTreeMap<u64, u64>) -> GetPlacem
         shards: shards.collect(),
         planned: planned.collect(),
         paused: placement.is_paused(),
+    }
+}
+
+fn wire_split(split: &PlacedSplit) -> ShardSplit {
+    let phase = match split.is_planned() {
+        _ if split.is_cancelled => SplitPhase::Cancelled,
+        false => SplitPhase::Waiting,
+        true if split.has_reached(SplitStep::Ready) => SplitPhase::Moving,
+        true => SplitPhase::Copying,
+    };
+    ShardSplit {
+        parent_shard_id: wire_shard_id(split.parent),
+        parts: u32::try_from(split.rule.parts).unwrap_or(u32::MAX),
+        node_ids: split.replicas.keys().copied().collect(),
+        phase: phase.into(),
     }
 }
 

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use prost::Message;
 
 use super::producers::{IssuedEpochs, NamedProducer};
-use super::state::{ClusterLimits, ClusterState, GROUP_SLOTS, check_shards};
+use super::state::{ClusterLimits, ClusterState, GROUP_SLOTS, check_shards, is_shard_list};
 use crate::log::{CheckpointError, ProducerOwner, TopicInfo, has_no_unknown_fields};
 use crate::protocol;
 use crate::records::{
@@ -16,15 +16,16 @@ use crate::records::{
 };
 
 /// Format 3 added the slots of consumer groups, format 4 access control, format 5 owners of
-/// producer ids, format 6 placement, format 7 shards that are added. A state without them is
-/// written in the format before.
+/// producer ids, format 6 placement, format 7 shards that are added, format 8 splits. A state
+/// without them is written in the format before.
 /// Format 1, without members and peer addresses, is still read.
 const FORMAT_WITHOUT_SLOTS: u32 = 2;
 const FORMAT_WITHOUT_ACCESS: u32 = 3;
 const FORMAT_WITHOUT_OWNERS: u32 = 4;
 const FORMAT_WITHOUT_PLACEMENT: u32 = 5;
 const FORMAT_WITHOUT_NEW_SHARDS: u32 = 6;
-const FORMAT: u32 = 7;
+const FORMAT_WITHOUT_SPLITS: u32 = 7;
+const FORMAT: u32 = 8;
 const FORMATS: std::ops::RangeInclusive<u32> = 1..=FORMAT;
 
 impl From<&TopicInfo> for TopicRecord {
@@ -49,8 +50,9 @@ impl TopicRecord {
         if self.shards.is_empty() || self.extents.is_empty() {
             return Err(broken("it has no shards or no partitions"));
         }
-        let lists = self.extents.iter().map(|extent| &extent.shards).filter(|it| !it.is_empty());
-        if lists.clone().any(|shards| check_shards(shards).is_err()) {
+        let mut lists =
+            self.extents.iter().map(|extent| &extent.shards).filter(|it| !it.is_empty());
+        if check_shards(&self.shards).is_err() || !lists.all(|shards| is_shard_list(shards)) {
             return Err(broken("its list of shards is invalid"));
         }
         let mut topic = TopicInfo {
@@ -92,7 +94,8 @@ impl ClusterState {
         });
         let record = StateRecord {
             format: match (self.access.is_empty(), self.group_slots.is_empty()) {
-                _ if self.protocol >= protocol::MORE_SHARDS => FORMAT,
+                _ if self.protocol >= protocol::SHARD_SPLITS => FORMAT,
+                _ if self.protocol >= protocol::MORE_SHARDS => FORMAT_WITHOUT_SPLITS,
                 _ if self.members.placement().is_some() => FORMAT_WITHOUT_NEW_SHARDS,
                 _ if self.has_producer_owners() => FORMAT_WITHOUT_PLACEMENT,
                 (true, true) => FORMAT_WITHOUT_SLOTS,

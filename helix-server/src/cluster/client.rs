@@ -365,6 +365,7 @@ impl Cluster {
             PeerRequest::LedShards => PeerResponse::LedShards(self.led_shards()),
             PeerRequest::Groups(request) => self.local_groups(request).await,
             PeerRequest::Watermarks(request) => self.local_watermarks(request).await,
+            PeerRequest::SplitRecords(request) => self.local_split_records(request).await,
             // Only the leader serves the other requests.
             _ if !self.replica().wait_ready(limits::READY_WAIT_MAX).await => {
                 PeerResponse::NotLeader

@@ -182,6 +182,10 @@ impl Members {
             MemberCommand::AddShards(add) => self.add_shards(*add)?,
             MemberCommand::SetRack(set) => self.set_rack(set)?,
             MemberCommand::PauseMoves(paused) => self.pause_moves(*paused)?,
+            MemberCommand::CancelSplit(cancel) => self.cancel_split(*cancel),
+            MemberCommand::EndSplit(end) => self.end_split(*end),
+            // They change topics, too: `ClusterState` applies them.
+            MemberCommand::PlanSplit(_) | MemberCommand::SplitProgress(_) => ClusterReply::Done,
         };
         Ok(MembersUpdate { reply, is_changed: *self != before, removed })
     }

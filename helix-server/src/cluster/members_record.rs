@@ -8,7 +8,7 @@ use super::placement::{MoveReason, PlacedShard, ReplicaPlacement, ShardMove};
 use crate::log::{ChangeKind, CheckpointError, MemberChange};
 use crate::records::{
     ChangeRecord, GenerationRecord, MemberRecord, MembersRecord, MoveRecord, PlacedShardRecord,
-    PlacementRecord,
+    PlacedSplitRecord, PlacementRecord,
 };
 
 impl From<&MemberChange> for ChangeRecord {
@@ -80,6 +80,7 @@ impl From<&ReplicaPlacement> for PlacementRecord {
             shard_id,
             replicas: shard.replicas.iter().map(generation_row).collect(),
             moving: shard.moving.as_ref().map(MoveRecord::from),
+            split: shard.split.as_ref().map(PlacedSplitRecord::from),
         });
         let (replicas, paused) = (placement.replicas, placement.is_paused);
         Self { replicas, shards: shards.collect(), paused }
@@ -115,7 +116,7 @@ impl PlacementRecord {
     fn into_placement(self) -> Result<ReplicaPlacement, CheckpointError> {
         let broken = |what: String| CheckpointError::new(format!("placement: {what}"));
         let mut shards = BTreeMap::new();
-        for PlacedShardRecord { shard_id, replicas, moving } in self.shards {
+        for PlacedShardRecord { shard_id, replicas, moving, split } in self.shards {
             let count = replicas.len();
             let replicas: BTreeMap<u64, u32> =
                 replicas.into_iter().map(|it| (it.node_id, it.generation)).collect();
@@ -123,7 +124,9 @@ impl PlacementRecord {
                 return Err(broken(format!("shard {shard_id} has wrong replicas")));
             }
             let moving = moving.map(MoveRecord::into_move).transpose()?;
-            if shards.insert(shard_id, PlacedShard { replicas, moving }).is_some() {
+            let unknown = || broken(format!("the split to shard {shard_id} has an unknown step"));
+            let split = split.map(|it| it.into_split().ok_or_else(unknown)).transpose()?;
+            if shards.insert(shard_id, PlacedShard { replicas, moving, split }).is_some() {
                 return Err(broken(format!("shard {shard_id} appears twice")));
             }
         }

@@ -17,6 +17,7 @@
 //! - `placement`: the replicas of each shard and their moves. `planner` decides which moves to
 //!   make, `placement_driver` submits them. `obstacle` explains what cannot go on.
 //! - `shard_growth`: adds data shards, and chooses the shards of new partitions.
+//! - `shard_split`: the splits from which new shards come. `split_driver` carries them out.
 //! - `access`: creates and revokes tokens, changes rules.
 //! - `group_coordinator`: drives the consumer groups of the shards that this node leads.
 //! - `cleanup_rounds`: drives the compaction by key in the shards that this node leads.
@@ -49,6 +50,8 @@ mod reconcile;
 mod remote_shards;
 mod replica_status;
 mod shard_growth;
+mod shard_split;
+mod split_driver;
 mod state;
 mod topic_changes;
 mod topic_snapshot;
@@ -70,5 +73,7 @@ pub use placement_driver::PlacementReport;
 pub use planner::{Plan, PlanStep, PlannedMove, StuckReason, StuckShard};
 pub use reconcile::{ChangePhase, ShardProgress};
 pub use replica_status::{answer_without_node, ask_replica_status};
+pub use shard_split::{PlacedSplit, SplitReplica, SplitStep};
+pub use split_driver::SealWatch;
 pub use state::{ClusterLimits, ClusterState, RegisteredNode, is_topic_name};
 pub use topic_changes::TopicSpec;

@@ -17,7 +17,9 @@ use crate::records::{
     ChangeRecord, PeerRequestRecord, PeerResponseRecord, ProgressRecord, TopicRecord,
 };
 pub use crate::records::{EntryRange, ReplicaStatusReport};
-pub(super) use crate::records::{GroupsRequest, ReplicaStatusRequest, WatermarksRequest};
+pub(super) use crate::records::{
+    GroupsRequest, ReplicaStatusRequest, SplitRecords, SplitRecordsRequest, WatermarksRequest,
+};
 
 /// A request to another node.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -41,6 +43,9 @@ pub(super) enum PeerRequest {
     Groups(GroupsRequest),
     /// Asks the leader of a data shard for the readable offsets of partitions.
     Watermarks(WatermarksRequest),
+    /// Asks a replica of a shard for records that a split moves. Sent from protocol
+    /// [`SHARD_SPLITS`](crate::protocol::SHARD_SPLITS) on.
+    SplitRecords(SplitRecordsRequest),
 }
 
 /// The response to a [`PeerRequest`].
@@ -59,6 +64,7 @@ pub(super) enum PeerResponse {
     Groups(Vec<Vec<u8>>),
     /// Readable offsets by partition id.
     Watermarks(Vec<(u64, Watermarks)>),
+    SplitRecords(SplitRecords),
     /// Nothing was done; the request has to go to the leader.
     NotLeader,
     /// The outcome is unknown.
@@ -93,6 +99,7 @@ impl PeerRequest {
             Self::LedShards => PeerRequestKind::LedShards(true),
             Self::Groups(asked) => PeerRequestKind::Groups(asked.clone()),
             Self::Watermarks(asked) => PeerRequestKind::Watermarks(asked.clone()),
+            Self::SplitRecords(asked) => PeerRequestKind::SplitRecords(*asked),
         };
         PeerRequestRecord { kind: Some(kind) }.encode_to_vec().into()
     }
@@ -113,6 +120,7 @@ impl PeerRequest {
             Some(PeerRequestKind::LedShards(_)) => Ok(Self::LedShards),
             Some(PeerRequestKind::Groups(asked)) => Ok(Self::Groups(asked)),
             Some(PeerRequestKind::Watermarks(asked)) => Ok(Self::Watermarks(asked)),
+            Some(PeerRequestKind::SplitRecords(asked)) => Ok(Self::SplitRecords(asked)),
             None => Err("the request is unknown to this version".to_owned()),
         }
     }
@@ -137,6 +145,7 @@ impl PeerResponse {
                 log_starts: rows.iter().map(|(_, it)| it.log_start).collect(),
                 high_watermarks: rows.iter().map(|(_, it)| it.high_watermark).collect(),
             }),
+            Self::SplitRecords(records) => PeerResponseKind::SplitRecords(records.clone()),
             Self::NotLeader => PeerResponseKind::NotLeader(true),
             Self::Unknown(reason) => PeerResponseKind::Unknown(reason.clone()),
             Self::ClusterReply(reply) => encode_reply(reply),
@@ -173,6 +182,7 @@ impl PeerResponse {
                     .map(|(log_start, high_watermark)| Watermarks { log_start, high_watermark });
                 return Ok(Self::Watermarks(partitions.into_iter().zip(offsets).collect()));
             }
+            PeerResponseKind::SplitRecords(it) => return Ok(Self::SplitRecords(it)),
             PeerResponseKind::NotLeader(_) => return Ok(Self::NotLeader),
             PeerResponseKind::Unknown(reason) => return Ok(Self::Unknown(reason)),
             PeerResponseKind::Topic(record) => ClusterReply::Topic(topic(record)?),

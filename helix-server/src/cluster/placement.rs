@@ -12,6 +12,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::members::{Member, Members, invalid};
+use super::shard_split::{PlacedSplit, SplitReplica};
 use crate::limits::{MOVES_MAX, REPLICAS_MAX};
 use crate::log::{
     CancelMove, ClusterReply, FinishMove, InitMembers, PlanMove, ReplicaCreated, SetCordoned,
@@ -89,12 +90,15 @@ pub struct ShardMove {
 pub struct PlacedShard {
     pub replicas: BTreeMap<u64, u32>,
     pub moving: Option<ShardMove>,
+    /// Split that the shard is to come from. It has no replicas before the end of it.
+    pub split: Option<PlacedSplit>,
 }
 
 impl PlacedShard {
-    /// Returns the replicas after the move in progress.
+    /// Returns the replicas after the move or the split in progress.
     pub fn after(&self) -> BTreeMap<u64, u32> {
         let mut replicas = self.replicas.clone();
+        replicas.extend(self.split.iter().flat_map(PlacedSplit::generations));
         if let Some(moving) = self.moving.filter(|moving| !moving.is_cancelled) {
             if let Some(from) = moving.from {
                 replicas.remove(&from);
@@ -125,12 +129,19 @@ impl PlacedShard {
         let moving = self.moving.filter(|it| it.to == Some(node_id));
         self.replicas.get(&node_id) == Some(&generation)
             || moving.is_some_and(|it| it.generation == generation)
+            || self.split_replica(node_id).is_some_and(|it| it.generation == generation)
     }
 
     /// Returns the generation of the newest replica of a node.
     pub fn generation_on(&self, node_id: u64) -> Option<u32> {
         let moving = self.moving.filter(|it| it.to == Some(node_id));
-        moving.map(|it| it.generation).or_else(|| self.replicas.get(&node_id).copied())
+        let split = self.split_replica(node_id).map(|it| it.generation);
+        moving.map(|it| it.generation).or(split).or_else(|| self.replicas.get(&node_id).copied())
+    }
+
+    /// Returns the replica that a node gets by a split.
+    pub fn split_replica(&self, node_id: u64) -> Option<SplitReplica> {
+        self.split.as_ref()?.replicas.get(&node_id).copied()
     }
 
     /// Returns whether a node has, gets or loses a replica.
@@ -296,7 +307,7 @@ impl Members {
         let replicas: BTreeMap<u64, u32> =
             self.iter().map(|it| (it.node_id, it.generation)).collect();
         let shards = take.shards.iter().copied().chain([0]);
-        let placed = PlacedShard { replicas, moving: None };
+        let placed = PlacedShard { replicas, ..PlacedShard::default() };
         let shards = shards.map(|id| (id, placed.clone())).collect();
         let replicas = u32::try_from(REPLICAS_MAX).unwrap_or(u32::MAX);
         self.placement = Some(ReplicaPlacement { replicas, shards, is_paused: false });
@@ -385,6 +396,10 @@ impl Members {
         };
         if self.placement().is_some_and(ReplicaPlacement::is_paused) {
             let what = "moves of replicas are paused; resume them first".to_owned();
+            return Err(ClusterReply::ChangeInProgress { what });
+        }
+        if shard.split.is_some() {
+            let what = format!("shard {shard_id} is being made by a split");
             return Err(ClusterReply::ChangeInProgress { what });
         }
         if shard.moving.is_some() {

@@ -14,11 +14,13 @@ use super::peer_messages::{PeerResponse, ReplicaStatusRequest};
 use super::placement::{MoveReason, ReplicaPlacement, ShardMove, ShardTarget};
 use super::planner::{Plan, PlanStep, plan, rack_objection};
 use super::reconcile::{ChangePhase, ShardProgress};
+use super::shard_split::PlacedSplit;
+use super::split_driver::next_split;
 use crate::error::{Error, Result};
 use crate::limits;
 use crate::log::{
-    CancelMove, ClusterCommand, ClusterReply, FinishMove, MemberCommand, PlanMove, SetCordoned,
-    SetRack, TakePlacement,
+    CancelMove, CancelSplit, ClusterCommand, ClusterReply, FinishMove, MemberCommand, PlanMove,
+    SetCordoned, SetRack, TakePlacement,
 };
 use crate::protocol;
 use crate::raft::{Replica, ReplicaId, node_and_generation};
@@ -65,6 +67,14 @@ impl PlacementReport {
             row.blocked = Obstacle::no_space(to, why, row.bytes);
         }
         Some(row)
+    }
+}
+
+impl PlacementReport {
+    /// Returns why the split from which a shard is to come cannot go on.
+    pub fn split_obstacle(&self, split: &PlacedSplit) -> Obstacle {
+        let silent = split.replicas.keys().find(|node| !self.reachable.contains(node));
+        silent.map_or_else(Obstacle::default, |node| Obstacle::unreachable(*node))
     }
 }
 
@@ -165,7 +175,10 @@ impl Cluster {
             let shards: Vec<u64> = state.shards().iter().copied().collect();
             (state.version(), state.members().clone(), shards)
         });
-        let step = if members.placement().is_some() {
+        let split = self.machine().read(|state| next_split(state, &self.reachable()));
+        let step = if let Some(split) = split {
+            split
+        } else if members.placement().is_some() {
             let steps = plan(&members, &self.reachable()).steps;
             let Some(step) = steps.into_iter().next() else { return true };
             step.command(version)
@@ -328,12 +341,13 @@ impl Cluster {
         self.change_placement(MemberCommand::PauseMoves(paused)).await
     }
 
-    /// Cancels the move of a shard's replica, at any step until it is finished. Returns it.
+    /// Cancels the move of a shard's replica, at any step until it is finished, and returns it; or
+    /// the split from which the shard is to come.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for an unknown shard, [`Error::ChangeRefused`] if nothing moves,
     /// and the errors of [`Self::catch_up`] and [`Self::command`].
-    pub async fn cancel_move(&self, shard_id: u64) -> Result<ShardMove> {
+    pub async fn cancel_move(&self, shard_id: u64) -> Result<Option<ShardMove>> {
         self.wait_placed().await?;
         self.catch_up().await?;
         let shard = self
@@ -343,6 +357,11 @@ impl Cluster {
             let what = format!("there is no shard {shard_id}");
             return Err(Error::InvalidArgument { field: "shard_id", what });
         };
+        if let Some(split) = shard.split {
+            let cancel = CancelSplit { shard_id, id: split.id, gives_up: true };
+            self.change_placement(MemberCommand::CancelSplit(cancel)).await?;
+            return Ok(None);
+        }
         let Some(moving) = shard.moving else {
             let what = format!(
                 "no replica of shard {shard_id} is being moved; a finished move is undone by \
@@ -352,7 +371,7 @@ impl Cluster {
         };
         let cancel = CancelMove { shard_id, id: moving.id };
         self.change_placement(MemberCommand::CancelMove(cancel)).await?;
-        Ok(ShardMove { is_cancelled: true, ..moving })
+        Ok(Some(ShardMove { is_cancelled: true, ..moving }))
     }
 
     /// Sets the number of replicas that each data shard should have.

@@ -346,7 +346,7 @@ impl<'a> Planner<'a> {
 
     /// Moves a replica of a shard off a node that leaves or lost it, or changes their number.
     fn repair(&mut self, shard_id: u64, shard: &PlacedShard) {
-        if shard.moving.is_some() {
+        if shard.moving.is_some() || shard.split.is_some() {
             return;
         }
         let is_lost = |(node, generation): (&u64, &u32)| self.members.is_lost(*node, *generation);

@@ -11,6 +11,7 @@ use std::time::Duration;
 use super::client::Cluster;
 use super::members::{Members, invalid};
 use super::placement::PlacedShard;
+use super::shard_split::PlacedSplit;
 use super::state::ClusterState;
 use crate::error::{Error, Result};
 use crate::limits::SHARDS_MAX;
@@ -30,7 +31,7 @@ pub(super) struct ShardTurn {
 impl Members {
     /// Names new shards, which have no replica yet. A repeated command changes nothing.
     pub(super) fn add_shards(&mut self, add: AddShards) -> Result<ClusterReply, ClusterReply> {
-        let AddShards { current, total } = add;
+        let AddShards { current, total, split } = add;
         self.check_placed()?;
         let Some(placement) = &mut self.placement else { return Ok(ClusterReply::Done) };
         let last = placement.shards.keys().last().copied().unwrap_or(0);
@@ -52,7 +53,9 @@ impl Members {
             let what = format!("{total} is above the limit of {SHARDS_MAX} data shards");
             return Err(invalid("total", what));
         }
-        placement.shards.extend((last + 1..=last + more).map(|id| (id, PlacedShard::default())));
+        let split = split.then(PlacedSplit::default);
+        let new = PlacedShard { split, ..PlacedShard::default() };
+        placement.shards.extend((last + 1..=last + more).map(|id| (id, new.clone())));
         Ok(ClusterReply::Done)
     }
 
@@ -179,13 +182,17 @@ impl Cluster {
     /// [`Error::InvalidArgument`] for a number out of range, [`Error::ChangeInProgress`] if the
     /// cluster has another number of shards than `current`, [`Error::Unimplemented`] before every
     /// node is upgraded, and the errors of [`Self::catch_up`] and [`Self::command`].
-    pub async fn add_shards(&self, current: u32, total: u32) -> Result<()> {
+    pub async fn add_shards(&self, current: u32, total: u32, split: bool) -> Result<()> {
         self.catch_up().await?;
         if !self.wait_protocol(protocol::MORE_SHARDS, PROTOCOL_WAIT_MAX).await {
             let what = "more shards before every node runs a release with protocol version 10";
             return Err(Error::Unimplemented { what });
         }
-        self.change_placement(MemberCommand::AddShards(AddShards { current, total })).await
+        if split && !self.wait_protocol(protocol::SHARD_SPLITS, PROTOCOL_WAIT_MAX).await {
+            let what = "splits of shards before every node runs a release with protocol version 11";
+            return Err(Error::Unimplemented { what });
+        }
+        self.change_placement(MemberCommand::AddShards(AddShards { current, total, split })).await
     }
 }
 

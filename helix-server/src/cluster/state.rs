@@ -314,6 +314,23 @@ impl ClusterState {
     }
 
     fn change_members(&mut self, command: &MemberCommand) -> CommandResult {
+        let before = self.members.clone();
+        let split = match command {
+            MemberCommand::PlanSplit(plan) => {
+                self.plan_split(plan)?;
+                None
+            }
+            MemberCommand::SplitProgress(progress) => self.members.split_progress(*progress),
+            _ => return self.change_only_members(command),
+        };
+        if let Some(ended) = split {
+            self.move_partitions(ended);
+        }
+        self.version += u64::from(self.members != before);
+        Ok(ClusterReply::Done)
+    }
+
+    fn change_only_members(&mut self, command: &MemberCommand) -> CommandResult {
         let MembersUpdate { reply, is_changed, removed } =
             self.members.apply(self.version + 1, command)?;
         for node_id in removed {
@@ -507,14 +524,16 @@ pub(super) fn check_shards(shards: &[u64]) -> Result<(), ClusterReply> {
     let mut sorted = shards.to_vec();
     sorted.sort_unstable();
     sorted.dedup();
-    // Shard 0 holds this state and no partitions.
-    if sorted.len() == shards.len()
-        && (1..=SHARDS_PER_TOPIC_MAX).contains(&sorted.len())
-        && sorted.first() != Some(&0)
-    {
+    if sorted.len() == shards.len() && is_shard_list(shards) {
         return Ok(());
     }
     Err(invalid("shards", "name each shard once, at least one, and not shard 0"))
+}
+
+/// Returns whether these can be the shards of an extent, which may name a shard more than once.
+pub(super) fn is_shard_list(shards: &[u64]) -> bool {
+    // Shard 0 holds this state and no partitions.
+    (1..=SHARDS_PER_TOPIC_MAX).contains(&shards.len()) && !shards.contains(&0)
 }
 
 /// Describes how an existing topic differs from the requested one; `None` if it does not.

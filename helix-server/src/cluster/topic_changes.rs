@@ -11,8 +11,8 @@ use super::state::ClusterState;
 use crate::error::{Error, Result};
 use crate::limits;
 use crate::log::{
-    ClusterCommand, ClusterReply, CreateTopic, PartitionSettings, ROWS_PER_ENTRY_MAX, SettingsMask,
-    ShardCommand, ShardState, TopicInfo,
+    ClusterCommand, ClusterReply, CreateTopic, PartitionRun, PartitionSettings, ROWS_PER_ENTRY_MAX,
+    SettingsMask, ShardCommand, ShardState, TopicInfo,
 };
 use crate::protocol;
 use crate::raft::node_and_generation;
@@ -295,8 +295,7 @@ impl Cluster {
         let existing = shard.read_state(|state| state.topic(topic_id));
         let (known_version, count) = existing.unwrap_or((settings.version, 0));
         if count < wanted {
-            for part in topic.runs(shard.id()).chunks(ROWS_PER_ENTRY_MAX) {
-                let runs = part.to_vec();
+            for runs in entries_of(topic.runs(shard.id())) {
                 let cluster_version = version;
                 let command =
                     ShardCommand::CreatePartitions { cluster_version, topic_id, runs, settings };
@@ -312,6 +311,30 @@ impl Cluster {
 
 fn partitions_in(topic: &TopicInfo, shard_id: u64) -> usize {
     topic.runs(shard_id).iter().map(|run| run.count as usize).sum()
+}
+
+/// Divides runs into entries, so that each entry has the next partitions in the order of their
+/// numbers: runs of one list of shards interleave.
+///
+/// A split counts the partitions of a topic in that order, also while some are still to be created.
+fn entries_of(runs: Vec<PartitionRun>) -> Vec<Vec<PartitionRun>> {
+    let mut entries: Vec<Vec<PartitionRun>> = Vec::new();
+    let (mut group, mut last) = (Vec::new(), 0);
+    let mut add = |group: &mut Vec<PartitionRun>| match entries.last_mut() {
+        Some(entry) if entry.len() + group.len() <= ROWS_PER_ENTRY_MAX => entry.append(group),
+        _ => entries.push(std::mem::take(group)),
+    };
+    for run in runs {
+        if run.first_number > last && !group.is_empty() {
+            add(&mut group);
+        }
+        last = last.max(run.first_number + run.stride * (run.count - 1));
+        group.push(run);
+    }
+    if !group.is_empty() {
+        add(&mut group);
+    }
+    entries
 }
 
 /// Turns an error after shard 0 has committed a change into [`Error::OutcomeUnknown`].

@@ -41,7 +41,9 @@ const FORMAT_GROUPS: u32 = 4;
 const FORMAT_COMPACTED: u32 = 5;
 /// Format 6 added owners of producers, checksums of their batches and the order of commits; a state
 /// without any of them is written in an earlier format.
-const FORMAT: u32 = 6;
+const FORMAT_OWNERS: u32 = 6;
+/// Format 7 added splits; a shard that took no part in one is written in an earlier format.
+const FORMAT: u32 = 7;
 const FORMAT_MIN: u32 = 1;
 
 /// Spare capacity of an encoded state, for the membership that a checkpoint puts before it.
@@ -98,7 +100,10 @@ impl ShardState {
             });
         let record = StateRecord {
             format: match *forgotten == ForgottenProducers::default() {
-                _ if self.producers.has_owners_or_checksums() || self.groups.is_ordered() => FORMAT,
+                _ if self.has_splits() => FORMAT,
+                _ if self.producers.has_owners_or_checksums() || self.groups.is_ordered() => {
+                    FORMAT_OWNERS
+                }
                 _ if self.partitions.values().any(|it| !it.cleanup.is_default()) => {
                     FORMAT_COMPACTED
                 }
@@ -142,6 +147,9 @@ impl ShardState {
             deleted_groups,
             deleted_group_epochs,
             forgotten_group_epoch,
+            split: self.split.as_ref().map(Into::into),
+            ended_split: self.ended_split,
+            split_below: self.split_below,
             ..StateRecord::default()
         });
         bytes.into()
@@ -202,7 +210,15 @@ impl ShardState {
             record.forgotten_group_epoch,
         );
         restored.map_err(CheckpointError::new)?;
+        (state.ended_split, state.split_below) = (record.ended_split, record.split_below);
+        if let Some(split) = record.split {
+            state.restore_split(split)?;
+        }
         Ok(state)
+    }
+
+    fn has_splits(&self) -> bool {
+        self.split.is_some() || self.ended_split > 0 || self.split_below > 0
     }
 
     fn restore_topic(&mut self, topic: TopicRecord) -> Result<(), CheckpointError> {

@@ -3,7 +3,7 @@
 
 use super::{
     AccessCommand, CleanupRound, FencingToken, GroupCommand, MemberCommand, PartitionId,
-    ProducerOwner,
+    ProducerOwner, SplitRule,
 };
 pub use crate::records::{PartitionRun, PartitionSettings};
 
@@ -44,6 +44,13 @@ pub enum ShardCommand {
     Cleaned { partitions: Vec<(PartitionId, u64)>, time_us: u64 },
     /// Changes a consumer group. Proposed from protocol [`GROUPS`](crate::protocol::GROUPS) on.
     Group(Box<GroupCommand>),
+    /// Begins a split. Refuses batches of the partitions that move to the shard `target`. These are
+    /// proposed from protocol [`SHARD_SPLITS`](crate::protocol::SHARD_SPLITS) on.
+    Split { id: u64, target: u64, rule: SplitRule },
+    /// Lets the partitions of a split take batches again; a later copy of `Split` has no effect.
+    CancelSplit { id: u64 },
+    /// Removes the partitions that a split has moved.
+    FinishSplit { id: u64 },
 }
 
 /// A change of the cluster's own state.
@@ -307,6 +314,9 @@ impl ShardCommand {
             Self::CleanUp { .. } => "clean up",
             Self::Cleaned { .. } => "cleaned",
             Self::Group(command) => command.change.name(),
+            Self::Split { .. } => "split",
+            Self::CancelSplit { .. } => "cancel split",
+            Self::FinishSplit { .. } => "finish split",
         }
     }
 }

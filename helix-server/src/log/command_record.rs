@@ -7,7 +7,9 @@ use prost::Message;
 use super::command::{
     ClusterCommand, CreateTopic, PartitionRun, PartitionSettings, SettingsMask, ShardCommand,
 };
-use super::{CleanupRound, FencingToken, GroupCommand, HeadError, PartitionId, ProducerOwner};
+use super::{
+    CleanupRound, FencingToken, GroupCommand, HeadError, PartitionId, ProducerOwner, SplitRule,
+};
 use crate::records::cluster_command_record::{
     AddPartitions, AssignGroupSlots, Change as ClusterChange, CreateTopic as CreateTopicRecord,
     DeleteTopic, InitProducer, LeaseProducerIds, RaiseProtocol, RegisterNode, RegisterShards,
@@ -15,7 +17,7 @@ use crate::records::cluster_command_record::{
 };
 use crate::records::shard_command_record::{
     Change as ShardChange, CleanUp, Cleaned, CreatePartitions, DropTopic, Release, SetFencingToken,
-    Trim, UpdateSettings,
+    Split, Trim, UpdateSettings,
 };
 use crate::records::{
     AccessCommandRecord, ClusterCommandRecord, MemberCommandRecord, ShardCommandRecord,
@@ -84,6 +86,11 @@ pub(super) fn encode_shard(command: &ShardCommand, bytes: &mut BytesMut) {
             ShardChange::Cleaned(Cleaned { partitions, upto, time_us })
         }
         ShardCommand::Group(command) => ShardChange::Group((*command).into()),
+        ShardCommand::Split { id, target, rule } => {
+            ShardChange::Split(Split { id, target, rule: Some(rule) })
+        }
+        ShardCommand::CancelSplit { id } => ShardChange::CancelSplit(id),
+        ShardCommand::FinishSplit { id } => ShardChange::FinishSplit(id),
     };
     ShardCommandRecord { change: Some(change) }.encode(bytes).expect("a BytesMut grows");
 }
@@ -143,6 +150,13 @@ pub(super) fn decode_shard(bytes: &[u8]) -> Result<ShardCommand, HeadError> {
             let partitions = partitions.into_iter().map(PartitionId).zip(upto).collect();
             ShardCommand::Cleaned { partitions, time_us }
         }
+        ShardChange::Split(Split { id, target, rule }) => {
+            let rule = rule.filter(SplitRule::is_valid);
+            let rule = rule.ok_or_else(|| malformed("a split has less than two parts"))?;
+            ShardCommand::Split { id, target, rule }
+        }
+        ShardChange::CancelSplit(id) => ShardCommand::CancelSplit { id },
+        ShardChange::FinishSplit(id) => ShardCommand::FinishSplit { id },
         ShardChange::Group(it) => {
             ShardCommand::Group(Box::new(GroupCommand::try_from(it).map_err(malformed)?))
         }

@@ -2,8 +2,9 @@
 
 pub use crate::records::member_command_record::Command as MemberCommand;
 pub use crate::records::{
-    AddMember, AddShards, CancelMove, FinishMove, InitMembers, Joined, PlanMove, RemoveMember,
-    ReplaceMember, ReplicaCreated, SetCordoned, SetDraining, SetRack, TakePlacement,
+    AddMember, AddShards, CancelMove, CancelSplit, EndSplit, FinishMove, InitMembers, Joined,
+    PlanMove, PlanSplit, RemoveMember, ReplaceMember, ReplicaCreated, SetCordoned, SetDraining,
+    SetRack, SplitProgress, TakePlacement,
 };
 
 impl MemberCommand {
@@ -25,6 +26,10 @@ impl MemberCommand {
             Self::CancelMove(_) => "cancel move",
             Self::AddShards(_) => "add shards",
             Self::SetRack(_) => "set rack",
+            Self::PlanSplit(_) => "plan split",
+            Self::SplitProgress(_) => "split progress",
+            Self::CancelSplit(_) => "cancel split",
+            Self::EndSplit(_) => "end split",
             Self::PauseMoves(true) => "pause moves",
             Self::PauseMoves(false) => "resume moves",
         }

@@ -18,6 +18,7 @@ mod producer_owner;
 mod producers;
 mod retention;
 mod shard_state;
+mod split;
 #[cfg(test)]
 pub(crate) mod testing;
 mod topic;
@@ -51,14 +52,16 @@ pub use head::{BatchHead, HEAD_BYTES_MAX, Head, HeadError, ProducerStamp};
 pub use kept_offsets::{COMPACTED_OFFSETS_MAX, KeptOffsets};
 pub use member_change::{ChangeKind, MemberChange};
 pub use member_command::{
-    AddMember, AddShards, CancelMove, FinishMove, InitMembers, Joined, MemberCommand, PlanMove,
-    RemoveMember, ReplaceMember, ReplicaCreated, SetCordoned, SetDraining, SetRack, TakePlacement,
+    AddMember, AddShards, CancelMove, CancelSplit, EndSplit, FinishMove, InitMembers, Joined,
+    MemberCommand, PlanMove, PlanSplit, RemoveMember, ReplaceMember, ReplicaCreated, SetCordoned,
+    SetDraining, SetRack, SplitProgress, TakePlacement,
 };
 pub use partition::Partition;
 pub use producer_owner::{BatchChecksum, ProducerOwner};
 pub use producers::{DEDUP_WINDOW_BATCHES, ProducerTable, SequenceVerdict};
 pub use retention::{PartitionSegment, RetentionPolicy, log_start_after_retention};
 pub use shard_state::{Effects, ShardState, StateLimits};
+pub use split::{ShardSplit, SplitRule};
 pub use topic::{PartitionLocation, TopicInfo};
 
 use std::fmt::{self, Display};

@@ -25,6 +25,8 @@ pub struct Partition {
     pub fencing_token: FencingToken,
     /// Compaction by key.
     pub cleanup: CleanupState,
+    /// A split moves it to another shard: it takes no batches and no changes here.
+    pub is_sealed: bool,
 }
 
 impl Partition {
@@ -44,6 +46,7 @@ impl Partition {
             last_time_us: 0,
             fencing_token: FencingToken::default(),
             cleanup: CleanupState::default(),
+            is_sealed: false,
         }
     }
 

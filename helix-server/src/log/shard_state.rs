@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::cleanup::CleanupIndex;
 use super::{
     BatchHead, GroupTable, Head, Partition, PartitionId, PartitionRun, PartitionSettings,
-    ProducerStamp, ProducerTable, Refusal, SequenceVerdict, ShardCommand, Verdict,
+    ProducerStamp, ProducerTable, Refusal, SequenceVerdict, ShardCommand, ShardSplit, Verdict,
 };
 
 /// Limits that decide verdicts of apply. They must be equal on every replica, so they are kept in
@@ -75,6 +75,11 @@ pub struct ShardState {
     pub(super) released: u64,
     pub(super) groups: GroupTable,
     pub(super) cleanup: CleanupIndex,
+    pub(super) split: Option<ShardSplit>,
+    pub(super) ended_split: u64,
+    /// Partitions with lower ids are never created here again: a split has moved them, or found
+    /// them in another shard.
+    pub(super) split_below: u64,
 }
 
 /// The part of a topic that is in this shard.
@@ -97,6 +102,9 @@ impl ShardState {
             released: 0,
             groups: GroupTable::default(),
             cleanup: CleanupIndex::default(),
+            split: None,
+            ended_split: 0,
+            split_below: 0,
         }
     }
 
@@ -130,6 +138,8 @@ impl ShardState {
                 | Refusal::ProducerFenced { .. }
                 | Refusal::SequenceReused { .. }),
             ) => Some(Verdict::Refused(refusal)),
+            // The split may be cancelled, but the client can retry at any time.
+            _ if partition.is_sealed => Some(Verdict::Refused(unknown(batch.partition))),
             SequenceVerdict::Accept if self.may_be_duplicate(batch) => {
                 let producer_id = batch.producer?.producer_id;
                 Some(Verdict::Refused(Refusal::UnknownProducer { producer_id }))
@@ -225,13 +235,14 @@ impl ShardState {
         let judgement = self.check_sequence(batch);
         let id = batch.partition;
         let Some(partition) = self.partitions.get_mut(&id) else {
-            return Verdict::Refused(Refusal::UnknownPartition { partition: id });
+            return Verdict::Refused(unknown(id));
         };
         match judgement {
-            SequenceVerdict::Accept => {}
             SequenceVerdict::Duplicate { first_offset } => {
                 return duplicate(partition, batch, first_offset);
             }
+            _ if partition.is_sealed => return Verdict::Refused(unknown(id)),
+            SequenceVerdict::Accept => {}
             SequenceVerdict::Refuse(refusal) => return Verdict::Refused(refusal),
         }
         // After the check for duplicates: an appended batch has changed the offset it expected.
@@ -274,8 +285,12 @@ impl ShardState {
                 self.released = self.released.max(*index.min(&at));
             }
             ShardCommand::Trim { starts } => {
+                if let [(id, _)] = starts[..] {
+                    self.check_not_sealed(id)?;
+                }
                 for (id, start) in starts {
                     if let Some(partition) = self.partitions.get_mut(id)
+                        && !partition.is_sealed
                         && partition.trim(*start)
                     {
                         effects.trimmed.push((*id, partition.log_start));
@@ -283,14 +298,15 @@ impl ShardState {
                 }
             }
             ShardCommand::SetFencingToken { partition: id, expected, token } => {
-                let unknown = Refusal::UnknownPartition { partition: *id };
-                let partition = self.partitions.get_mut(id).ok_or(unknown)?;
+                self.check_not_sealed(*id)?;
+                let partition = self.partitions.get_mut(id).ok_or_else(|| unknown(*id))?;
                 partition.fencing_token.check(expected.as_ref())?;
                 partition.fencing_token = token.clone();
             }
             ShardCommand::CleanUp { rounds } => {
                 for (id, round) in rounds {
-                    if let Some(partition) = self.partitions.get_mut(id) {
+                    let partition = self.partitions.get_mut(id);
+                    if let Some(partition) = partition.filter(|it| !it.is_sealed) {
                         partition.begin_cleanup(at, *round);
                         self.cleanup.set_partition(partition);
                     }
@@ -298,7 +314,8 @@ impl ShardState {
             }
             ShardCommand::Cleaned { partitions, time_us } => {
                 for (id, upto) in partitions {
-                    if let Some(partition) = self.partitions.get_mut(id) {
+                    let partition = self.partitions.get_mut(id);
+                    if let Some(partition) = partition.filter(|it| !it.is_sealed) {
                         partition.finish_cleanup(at, *upto, *time_us);
                     }
                 }
@@ -306,8 +323,17 @@ impl ShardState {
             ShardCommand::Group(command) => {
                 self.groups.apply(at, command, &mut effects.groups)?;
             }
+            ShardCommand::Split { id, target, rule } => self.begin_split(at, *id, *target, *rule),
+            ShardCommand::CancelSplit { id } => self.cancel_split(*id),
+            ShardCommand::FinishSplit { id } => self.finish_split(*id, effects),
         }
         Ok(())
+    }
+
+    /// Refuses a change of a partition that moves to another shard.
+    fn check_not_sealed(&self, id: PartitionId) -> Result<(), Refusal> {
+        let is_sealed = self.partitions.get(&id).is_some_and(|partition| partition.is_sealed);
+        if is_sealed { Err(unknown(id)) } else { Ok(()) }
     }
 
     fn create_partitions(
@@ -321,7 +347,8 @@ impl ShardState {
         let new = || ShardTopic { settings: Arc::new(*settings), partitions: Vec::new() };
         let mut topic = self.topics.remove(&topic_id).unwrap_or_else(new);
         for (number, id) in runs.iter().flat_map(|run| run.partitions()) {
-            if self.partitions.contains_key(&id) || self.is_dropped(id) {
+            let is_over = self.is_dropped(id) || self.is_elsewhere(id);
+            if self.partitions.contains_key(&id) || is_over {
                 continue;
             }
             let position = topic.partitions.binary_search_by_key(&number, |(number, _)| *number);
@@ -386,6 +413,10 @@ impl ShardState {
         }
         self.dropped.insert(first, last);
     }
+}
+
+fn unknown(partition: PartitionId) -> Refusal {
+    Refusal::UnknownPartition { partition }
 }
 
 fn duplicate(partition: &Partition, batch: &BatchHead, first_offset: u64) -> Verdict {

@@ -8,7 +8,7 @@ use super::{
     AddMember, BatchChecksum, BatchHead, CleanupRound, ClusterCommand, Condition, CreateTopic,
     FencingToken, Head, InitMembers, Joined, KeptOffsets, MemberCommand, PartitionId, PartitionRun,
     PartitionSettings, ProducerOwner, ProducerStamp, RemoveMember, ReplaceMember, SetDraining,
-    SettingsMask, ShardCommand,
+    SettingsMask, ShardCommand, SplitRule,
 };
 
 /// Returns the generator of the test `name`, seeded by `HELIX_SEED` or a new seed.
@@ -129,7 +129,7 @@ fn any_token(rng: &mut StdRng) -> FencingToken {
 
 fn random_shard_command(rng: &mut StdRng) -> ShardCommand {
     let (cluster_version, topic_id) = (any_u64(rng), any_u64(rng));
-    match rng.random_range(0..9) {
+    match rng.random_range(0..12) {
         0 => {
             let run = |rng: &mut StdRng| PartitionRun {
                 first_id: rng.random_range(1..1 << 60),
@@ -164,6 +164,13 @@ fn random_shard_command(rng: &mut StdRng) -> ShardCommand {
             ShardCommand::Cleaned { partitions, time_us: any_u64(rng) }
         }
         5 => ShardCommand::Group(Box::new(super::group::testing::random_command(rng))),
+        8 => {
+            let parts = any_u64(rng).max(2);
+            let rule = SplitRule { parts, turn: any_u64(rng), ids_below: any_u64(rng) };
+            ShardCommand::Split { id: any_u64(rng), target: any_u64(rng), rule }
+        }
+        9 => ShardCommand::CancelSplit { id: any_u64(rng) },
+        10 => ShardCommand::FinishSplit { id: any_u64(rng) },
         _ => {
             let start = |rng: &mut StdRng| (PartitionId(any_u64(rng)), any_u64(rng));
             let starts = (0..rng.random_range(0..9)).map(|_| start(rng)).collect();

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::time::{Instant, MissedTickBehavior};
 
 use super::{Node, leadership_log};
-use crate::cluster::{CleanupRounds, CoordinatorRound};
+use crate::cluster::{CleanupRounds, CoordinatorRound, SealWatch};
 use crate::error::{Error, Result};
 use crate::limits;
 use crate::raft::{LeadershipWatch, node_and_generation};
@@ -21,6 +21,9 @@ const BALANCE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Interval at which a node asks for the leaders of shards without a replica here.
 const LEADERS_INTERVAL: Duration = Duration::from_millis(500);
+
+/// Delay before a node asks for them after a change of the cluster's state.
+const NEW_LEADER_DELAY: Duration = Duration::from_millis(100);
 
 pub(super) fn start(node: &Arc<Node>) {
     for shard in node.shards() {
@@ -155,6 +158,7 @@ async fn maintain_shard(node: Weak<Node>, shard: Arc<Shard>) {
         return;
     };
     let mut leadership = shard.watch_leadership();
+    let mut seal = SealWatch::default();
     let shard_id = shard.id();
     if let Err(error) = form(&node, &shard).await
         && !shard.is_closed()
@@ -165,12 +169,15 @@ async fn maintain_shard(node: Weak<Node>, shard: Arc<Shard>) {
         let Some(node) = node.upgrade() else { return };
         // Marked first, so that a change during the step triggers another one.
         versions.mark_unchanged();
-        let propagated = if shard.is_leader() { propagate(&node, &shard).await } else { Ok(()) };
+        let led = match shard.is_leader() {
+            true => lead(&node, &shard, &mut seal).await,
+            false => Ok(true),
+        };
         drop(node);
-        let is_done = propagated.is_ok();
-        if let Err(error) = propagated {
-            tracing::debug!(shard_id, %error, "cannot propagate the topics to the shard yet");
-        }
+        let is_done = led.unwrap_or_else(|error| {
+            tracing::debug!(shard_id, %error, "cannot bring the shard in line with the topics yet");
+            false
+        });
         tokio::select! {
             biased;
             () = draining.cancelled() => return,
@@ -181,9 +188,12 @@ async fn maintain_shard(node: Weak<Node>, shard: Arc<Shard>) {
     }
 }
 
-async fn propagate(node: &Node, shard: &Shard) -> Result<()> {
+/// Propagates topics to a shard that this node leads, and takes the next step of its split.
+/// Returns whether there is nothing to do until the cluster's state changes.
+async fn lead(node: &Node, shard: &Shard, seal: &mut SealWatch) -> Result<bool> {
     shard.ready().await?;
-    node.cluster.propagate_to_shard(shard).await
+    node.cluster.propagate_to_shard(shard).await?;
+    node.cluster.drive_split(shard, seal).await
 }
 
 /// Forms a shard once the cluster's state names it, when every node has its replica. The preferred
@@ -333,12 +343,26 @@ async fn watch_route_inputs(node: Weak<Node>) {
     }
 }
 
-/// Asks for the leaders of the shards without a replica here.
+/// Asks for the leaders of the shards without a replica here: regularly, and soon after a change of
+/// the cluster's state, which may have made a shard.
 async fn learn_leaders(node: Weak<Node>) {
+    let Some(mut versions) = node.upgrade().map(|node| node.cluster.machine().watch()) else {
+        return;
+    };
     let mut tick = tokio::time::interval(LEADERS_INTERVAL);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
-        tick.tick().await;
+        tokio::select! {
+            _ = tick.tick() => {}
+            changed = versions.changed() => {
+                if changed.is_err() {
+                    return;
+                }
+                // A new shard elects its leader in that time.
+                tokio::time::sleep(NEW_LEADER_DELAY).await;
+                versions.mark_unchanged();
+            }
+        }
         let Some(node) = node.upgrade() else { return };
         if node.draining.is_cancelled() {
             return;

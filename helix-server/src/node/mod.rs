@@ -42,6 +42,7 @@ mod repair_in_place;
 mod scrub;
 mod settings;
 mod shard_slots;
+mod split_builder;
 mod startup;
 mod tls;
 mod unreplayed;

@@ -127,6 +127,10 @@ pub(super) async fn open_data_shards(
     let (slots, unreplayed) = (ShardSlots::default(), UnreplayedLogs::default());
     let named = named_shards(cluster);
     for shard_id in existing.union(&named).copied() {
+        if is_being_built(cluster, shard_id) {
+            // Not part of a shard yet: `split_builder` goes on with its log.
+            continue;
+        }
         let has_other_replicas = cluster.data_has_other_replicas(shard_id).await;
         let may_be_single = has_other_replicas != Some(true);
         let log = formed.take(shard_id);
@@ -189,6 +193,15 @@ pub(super) fn named_shards(cluster: &Cluster) -> BTreeSet<u64> {
             let placed = placement.shards().filter(|(id, shard)| *id != 0 && has_log(shard));
             placed.map(|(id, _)| id).collect()
         }
+    })
+}
+
+/// Returns whether this node builds a replica of a shard that a split makes.
+fn is_being_built(cluster: &Cluster, shard_id: u64) -> bool {
+    let own = cluster.node_id();
+    cluster.machine().read(|state| {
+        let placed = state.members().placement().and_then(|it| it.shard(shard_id));
+        placed.is_some_and(|it| it.split_replica(own).is_some())
     })
 }
 

@@ -17,7 +17,7 @@ use super::principal::TokenRefresh;
 use super::quota::QuotaMeters;
 use super::{
     Network, Node, NodeSettings, NodeStorage, PeerPort, background, clock_watch, formation, logs,
-    member_tasks, placed_shards, repair, scrub,
+    member_tasks, placed_shards, repair, scrub, split_builder,
 };
 use crate::audit::AuditLog;
 use crate::clock::AgreedClock;
@@ -199,6 +199,7 @@ impl Node {
         member_tasks::start(&node);
         repair::start(&node);
         placed_shards::start(&node);
+        split_builder::start(&node);
         scrub::start(&node);
         tokio::spawn(clock_watch::run(Arc::downgrade(&node)));
         if formed.is_initiator && node.cluster.replica().repair_of().is_none() {

@@ -1,12 +1,14 @@
 //! The hub: the peers of this node, and the local replicas that answer their messages.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::fmt;
 use std::ops::RangeInclusive;
 use std::sync::{Arc, Mutex};
 
+use helix_proto::raft::v1 as pb;
 use helix_wal::Wal;
 use openraft::Raft;
+use prost::Message;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
@@ -57,6 +59,24 @@ pub struct Hub {
 }
 
 impl Hub {
+    /// Reads the next live entries of these streams above `after`, up to `upto`, from a log of this
+    /// node, for a shard that a split makes. Returns them encoded. The rate of catch-up applies.
+    ///
+    /// # Errors
+    /// The reason why they cannot be read, in words.
+    pub async fn read_records_of(
+        &self,
+        wal: &Wal,
+        reads: &DiskReads,
+        (after, upto): (u64, u64),
+        streams: HashSet<u64>,
+    ) -> Result<Vec<u8>, String> {
+        let request = pb::RecordsRequest { after, upto, bytes_max: u64::MAX, ..Default::default() };
+        let wants = move |stream| streams.contains(&stream);
+        let read = records::read_live_of(wal, reads, &self.table.throttle, request, wants);
+        Ok(read.await?.encode_to_vec())
+    }
+
     /// Creates a hub over TCP that dials its peers after [`Self::set_identity`].
     ///
     /// # Panics

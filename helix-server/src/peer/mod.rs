@@ -32,7 +32,7 @@
 //! - `send`: `replica_network` and `route` implement openraft's network; `appends`, `snapshot`.
 //! - `receive`: `service` accepts, `inbound` reads, `epoch` appends, `unary` answers the rest.
 //! - `snapshot`: `assembly` collects chunks, `fetcher` gets missing records from a `source` into
-//!   `staged` segments, `records` serves them.
+//!   `staged` segments, `records` serves them. `split_log` fills a log that a split makes.
 //! - `served`: a local replica, or a log alone. `failover` replaces its leader when that is gone.
 //!   `calls`: single calls to other nodes.
 
@@ -64,4 +64,5 @@ pub use send::replica_network::ReplicaNetwork;
 pub use send::route::ReplicaRoute;
 pub use served::HeldLog;
 pub use snapshot::fetcher::FetchProgress;
+pub use snapshot::split_log::SplitLog;
 pub use tls::PeerTls;

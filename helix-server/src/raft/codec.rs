@@ -120,6 +120,30 @@ pub(crate) fn as_uncommitted_vote(vote: &[u8]) -> io::Result<Bytes> {
     Ok(encode_vote(&Vote { committed: false, ..decode_vote(vote)? }))
 }
 
+/// Returns the vote of a new replica whose log begins in `term`, in place of the vote that it has;
+/// `None` if that one is later.
+///
+/// It names no candidate, so no replica is elected in that term, in which the log has entries.
+pub(crate) fn initial_vote(term: u64, known: Option<&[u8]>) -> io::Result<Option<Bytes>> {
+    let known = known.map(decode_vote).transpose()?;
+    if known.is_some_and(|known| known.leader_id.term >= term) {
+        return Ok(None);
+    }
+    let leader_id = openraft::impls::leader_id_std::LeaderId { term, voted_for: 0 };
+    Ok(Some(encode_vote(&Vote { leader_id, committed: false })))
+}
+
+/// Returns the checkpoint with which a shard of these voters begins after entry `at`.
+pub(crate) fn initial_checkpoint(
+    at: helix_wal::LogId,
+    voters: BTreeSet<ReplicaId>,
+    machine: Bytes,
+) -> io::Result<Bytes> {
+    let membership = Membership::new(vec![voters.clone()], voters).map_err(damaged)?;
+    let membership = StoredMembership::new(Some(raft_id(at)), membership);
+    Ok(encode_checkpoint(&membership, machine))
+}
+
 impl From<&Membership<ReplicaId, ()>> for MembershipRecord {
     fn from(membership: &Membership<ReplicaId, ()>) -> Self {
         let configs = membership.get_joint_config().iter();

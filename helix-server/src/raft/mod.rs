@@ -25,6 +25,7 @@ pub(crate) use codec::{
     as_uncommitted_vote, decode_checkpoint, decode_vote, from_wal, raft_id, to_wal, wal_id,
 };
 pub use codec::{decode_head, encode_head};
+pub(crate) use codec::{initial_checkpoint, initial_vote};
 pub use leadership::{ElectionState, LeadershipWatch, ReplicaRole, ShardLeadership, TransferError};
 pub use log_store::LogStore;
 pub(crate) use log_store::to_io;

@@ -386,6 +386,26 @@ impl Replica {
         Ok(ProposalOutcome { receiver, group: None })
     }
 
+    /// Proposes a command while no other proposal is open, and waits for its verdict. Other
+    /// proposals are refused until then.
+    ///
+    /// # Errors
+    /// As [`Self::propose`], and those of its outcome. [`ProposeError::NotLeader`] also if the open
+    /// proposals are not applied within [`limits::SETTLE_WAIT_MAX`].
+    pub async fn propose_alone(&self, mut command: Command) -> Result<Verdict, ProposeError> {
+        let closed = self.gate.close();
+        let settled = tokio::time::timeout(limits::SETTLE_WAIT_MAX, closed.settled());
+        settled.await.map_err(|_| ProposeError::NotLeader { leader: None })?;
+        let (responder, receiver) = ProposalResponder::new(None);
+        command.guard = None;
+        self.raft
+            .write(command)
+            .responder(responder)
+            .await
+            .map_err(|fatal| ProposeError::Stopped(fatal.to_string()))?;
+        ProposalOutcome { receiver, group: None }.await
+    }
+
     /// Returns the matched index of each other replica. Empty where this one is not the leader.
     pub fn matched(&self) -> BTreeMap<ReplicaId, u64> {
         let data = self.raft.data_metrics();

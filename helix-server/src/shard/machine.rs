@@ -187,6 +187,7 @@ impl Machine for ShardMachine {
         let mut guard = self.lock();
         let inner = &mut *guard;
         let verdict = inner.state.apply(id.index, head, &mut inner.effects);
+        inner.state.set_split_term(id.index, id.term);
         self.applied.store(id.index, Ordering::Release);
         // Still under the lock, so that readers of the new watermark find the entry in the WAL.
         self.wal.place(id.index, placement(head, &verdict)).map_err(to_io)?;
@@ -246,7 +247,8 @@ impl Machine for ShardMachine {
             let streams = self.wal.streams().into_iter().chain(marks.keys().copied());
             for stream in streams {
                 // An unknown stream may be created by an entry that is not applied yet.
-                if state.is_dropped(PartitionId(stream)) {
+                let id = PartitionId(stream);
+                if state.is_dropped(id) || state.is_elsewhere(id) {
                     self.wal.drop_stream(stream);
                 }
             }

@@ -13,6 +13,7 @@ mod machine;
 mod maintenance;
 mod read;
 mod sequence_tracker;
+mod split;
 mod status;
 mod watch;
 

@@ -58,6 +58,7 @@ mod reflection;
 mod reset_floods;
 mod retention;
 mod services;
+mod shard_splits;
 mod shutdown;
 mod simulated_trio;
 mod simulation;

@@ -16,6 +16,13 @@ use crate::output::{Output, message};
 /// Poll interval while waiting for the replicas.
 const POLL_INTERVAL: Duration = Duration::from_millis(300);
 
+/// Data shards to add.
+pub(super) struct RequestedShards {
+    pub(super) count: u32,
+    /// Splits existing shards instead of adding empty ones.
+    pub(super) split: bool,
+}
+
 /// Data shards that were added.
 #[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct AddedShards {
@@ -29,14 +36,19 @@ fn is_data(shard: &&PlacementShard) -> bool {
     shard.shard_id != 0
 }
 
-pub(super) async fn run(global: &GlobalArgs, count: u32, no_wait: bool) -> anyhow::Result<()> {
+pub(super) async fn run(
+    global: &GlobalArgs,
+    requested: RequestedShards,
+    no_wait: bool,
+) -> anyhow::Result<()> {
+    let RequestedShards { count, split } = requested;
     let admin = connect(global).await?.admin();
     let what = format!("add {count} shards");
     let before = admin.placement().await.with_context(|| what.clone())?;
     let current: Vec<u32> = before.shards.iter().filter(is_data).map(|it| it.shard_id).collect();
     let known = u32::try_from(current.len()).unwrap_or(u32::MAX);
     let total = known.saturating_add(count);
-    admin.add_shards(known, total).await.with_context(|| what.clone())?;
+    admin.add_shards(known, total, split).await.with_context(|| what.clone())?;
     let began = Instant::now();
     let shard_ids = loop {
         let placement = admin.placement().await.with_context(|| what.clone())?;

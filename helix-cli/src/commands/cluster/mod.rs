@@ -88,8 +88,9 @@ pub(crate) async fn run(global: &GlobalArgs, command: &ClusterSubcommand) -> any
         ClusterSubcommand::SetReplicas { replicas } => {
             placement::set_replicas(global, *replicas).await
         }
-        ClusterSubcommand::AddShards { count, no_wait } => {
-            add_shards::run(global, *count, *no_wait).await
+        ClusterSubcommand::AddShards { count, split, no_wait } => {
+            let requested = add_shards::RequestedShards { count: *count, split: *split };
+            add_shards::run(global, requested, *no_wait).await
         }
         ClusterSubcommand::MoveShard { shard, from, to, no_wait } => {
             let requested = placement::RequestedMove { shard: *shard, from: *from, to: *to };

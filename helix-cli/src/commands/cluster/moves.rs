@@ -26,9 +26,13 @@ pub(super) async fn pause(global: &GlobalArgs, paused: bool) -> anyhow::Result<(
 pub(super) async fn cancel(global: &GlobalArgs, shard: u32) -> anyhow::Result<()> {
     let admin = connect(global).await?.admin();
     let cancelled = admin.cancel_move(shard).await;
-    let moving = cancelled.with_context(|| format!("cancel the move of shard {shard}"))?;
-    let row = MoveRow::of(shard, &moving);
-    if !row.is_manual() && !global.quiet {
+    let cancelled = cancelled.with_context(|| format!("cancel the move of shard {shard}"))?;
+    let row = match &cancelled {
+        Some(moving) => MoveRow::of(shard, moving),
+        None => MoveRow::of_split(shard),
+    };
+    let is_planned = cancelled.is_some() && !row.is_manual();
+    if is_planned && !global.quiet {
         message!(
             "the cluster planned this move and plans it again; to prevent it: helix cluster \
              pause-moves, or cordon the node"

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use helix_client::proto::log::v1::{
-    GetPlacementResponse, MoveReason, PlacementNode, PlacementShard, ReplicaMove,
+    GetPlacementResponse, MoveReason, PlacementNode, PlacementShard, ReplicaMove, ShardSplit,
 };
 use helix_proto::{shown, units};
 use schemars::JsonSchema;
@@ -56,6 +56,9 @@ struct ShardReplicas {
     #[serde(rename = "move")]
     #[schemars(extend("x-wide" = true))]
     moving: Option<MoveRow>,
+    /// The split that the shard is to come from.
+    #[schemars(extend("x-wide" = true))]
+    split: Option<SplitRow>,
     /// Stable name of the reason why it lacks a replica or cannot move one.
     stuck_code: Option<String>,
     #[schemars(extend("x-wide" = true))]
@@ -66,6 +69,41 @@ struct ShardReplicas {
     /// Step that helps.
     #[schemars(extend("x-wide" = true))]
     stuck_next_step: Option<String>,
+}
+
+/// A split that makes a new shard.
+#[derive(Debug, Serialize, JsonSchema)]
+struct SplitRow {
+    /// Shard that gives partitions. None before it is chosen.
+    parent: Option<u64>,
+    /// One of so many of its partitions moves.
+    parts: u32,
+    node_ids: Vec<u64>,
+    phase: String,
+}
+
+impl SplitRow {
+    fn of(split: &ShardSplit) -> Self {
+        let name = split.phase().as_str_name();
+        Self {
+            parent: node(split.parent_shard_id.into()),
+            parts: split.parts,
+            node_ids: split.node_ids.clone(),
+            phase: name.strip_prefix("SPLIT_PHASE_").unwrap_or(name).to_owned(),
+        }
+    }
+
+    fn text(&self) -> String {
+        let Some(parent) = self.parent else { return "waits for a split".to_owned() };
+        let nodes: Vec<String> = self.node_ids.iter().map(u64::to_string).collect();
+        let what = match self.phase.as_str() {
+            "COPYING" => "copying to",
+            "MOVING" => "moving to",
+            _ => "cancelled on",
+        };
+        let nodes = nodes.join(",");
+        format!("takes 1 of {} partitions of shard {parent}: {what} nodes {nodes}", self.parts)
+    }
 }
 
 /// A move of a replica.
@@ -168,6 +206,7 @@ impl From<&GetPlacementResponse> for PlacementStatus {
             node_ids: it.node_ids.clone(),
             is_opening: it.is_opening,
             moving: it.r#move.as_ref().map(|moving| MoveRow::of(it.shard_id, moving)),
+            split: it.split.as_ref().map(SplitRow::of),
             stuck_code: some(&it.stuck_code),
             stuck_reason: some(&it.stuck_reason),
             stuck_node_id: node(it.stuck_node_id),
@@ -208,6 +247,12 @@ impl MoveRow {
             commit_index: node(moving.commit_index),
             bytes_remaining: moving.bytes_remaining,
         }
+    }
+
+    /// Returns the row of a cancelled split, from which this shard was to come.
+    pub(super) fn of_split(shard_id: u32) -> Self {
+        let cancelled = ReplicaMove { cancelled: true, ..ReplicaMove::default() };
+        Self { reason: "SPLIT".to_owned(), ..Self::of(shard_id, &cancelled) }
     }
 
     /// Returns whether an operator asked for this move.
@@ -268,6 +313,9 @@ impl PlacementStatus {
             let _ = write!(text, "{:<6} {}{role}", shard.shard_id, nodes.join(","));
             if let Some(moving) = &shard.moving {
                 let _ = write!(text, "  moving: {}", moving.text());
+            }
+            if let Some(split) = &shard.split {
+                let _ = write!(text, "  {}", split.text());
             }
             text += "\n";
             if !explain {

@@ -54,7 +54,7 @@ impl Cluster {
     }
 
     fn add_shards(&mut self, current: u32, total: u32) -> ClusterReply {
-        let add = AddShards { current, total };
+        let add = AddShards { current, total, split: false };
         self.apply(ClusterCommand::Members(MemberCommand::AddShards(add)))
     }
 

@@ -214,7 +214,7 @@ fn reads_checkpoints_of_format_one() {
     assert_eq!(bytes[..2], [8, 2], "the format is the first field");
     bytes[1] = 1;
     assert_eq!(ShardState::decode(&bytes).as_ref(), Ok(&shard.state));
-    for unknown in [0, 7] {
+    for unknown in [0, 8] {
         bytes[1] = unknown;
         assert!(ShardState::decode(&bytes).is_err());
     }

@@ -6,4 +6,5 @@ pub(super) mod assembly;
 pub(super) mod fetcher;
 pub(super) mod records;
 pub(super) mod source;
+pub(super) mod split_log;
 mod staged;

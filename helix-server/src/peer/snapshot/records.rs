@@ -94,6 +94,17 @@ pub(in crate::peer) async fn read_live(
     throttle: &Throttle,
     request: pb::RecordsRequest,
 ) -> Result<pb::Records, String> {
+    read_live_of(wal, reads, throttle, request, |_| true).await
+}
+
+/// Like [`read_live`], for the streams that `wants` selects.
+pub(in crate::peer) async fn read_live_of(
+    wal: &Wal,
+    reads: &DiskReads,
+    throttle: &Throttle,
+    request: pb::RecordsRequest,
+    wants: impl Fn(u64) -> bool + Send + 'static,
+) -> Result<pb::Records, String> {
     let pb::RecordsRequest { after, upto, bytes_max, .. } = request;
     let bytes_max = usize::try_from(bytes_max).unwrap_or(usize::MAX).min(RECORDS_BYTES);
     while let Some(until) = throttle.wait_until() {
@@ -101,7 +112,7 @@ pub(in crate::peer) async fn read_live(
     }
     let wal = wal.clone();
     let read = move || {
-        let live = wal.read_live(after, upto, bytes_max)?;
+        let live = wal.read_live_of(after, upto, bytes_max, &wants)?;
         let bytes_left = wal.live_bytes(live.upto, upto);
         // After the read: what was removed before it had left the log by then.
         Ok::<_, helix_wal::Error>((live, bytes_left, wal.cleaned_upto()))

@@ -372,6 +372,7 @@ fn a_replica_reports_a_round_also_while_its_topic_is_not_compacted() {
         last_time_us: 0,
         fencing_token: FencingToken::default(),
         cleanup: CleanupState { upto: 100, cleaned: 60, ..CleanupState::default() },
+        is_sealed: false,
     };
     let mark = CleanMark { upto: 80, also: 0 };
     for (cleanup, is_due) in [(0, false), (2, true)] {

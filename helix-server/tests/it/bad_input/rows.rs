@@ -1129,12 +1129,12 @@ fn members() -> Vec<FieldCase> {
         ),
         (
             &["AddShardsRequest.total"],
-            InvalidCall::AddShards(AddShardsRequest { current: 1, total: 65 }),
+            InvalidCall::AddShards(AddShardsRequest { current: 1, total: 65, split: false }),
             Refused(R::InvalidArgument, "total: 65 is above the limit of 64 data shards"),
         ),
         (
-            &["AddShardsRequest.current"],
-            InvalidCall::AddShards(AddShardsRequest { current: 7, total: 8 }),
+            &["AddShardsRequest.current", "AddShardsRequest.split"],
+            InvalidCall::AddShards(AddShardsRequest { current: 7, total: 8, split: true }),
             Refused(
                 R::MembershipChangeInProgress,
                 "data shards, not 7: shards were added meanwhile",

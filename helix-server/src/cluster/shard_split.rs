@@ -1,0 +1,262 @@
+//! Splits of data shards: a new shard takes some partitions of another one, its parent.
+//!
+//! A split is a row of shard 0 with committed steps. [`PlanSplit`] chooses the parent, the share of
+//! its partitions and the replicas of the new shard. Each replica's node creates a log, copies the
+//! records that move, and says how far it is with [`SplitProgress`]. Once all have nearly
+//! everything, the parent's leader commits `Split` in the parent's log, which seals the partitions
+//! and fixes the state of the new shard. The last replica that has all records up to that entry
+//! ends the split: in the same step the partitions belong to the new shard. Until then it can be
+//! cancelled, and the parent opens its partitions again before another split is planned.
+//!
+//! Only one split is planned at a time: the number of partitions decides the next one.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::members::{Members, invalid};
+use super::placement::{PlacedShard, ReplicaPlacement};
+use super::state::ClusterState;
+use crate::log::{CancelSplit, ClusterReply, EndSplit, PlanSplit, SplitProgress, SplitRule};
+use crate::raft::{ReplicaId, replica_id};
+use crate::records::{PlacedSplitRecord, SplitReplicaRecord};
+
+/// Step of a replica of a new shard.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub enum SplitStep {
+    #[default]
+    Planned,
+    /// Its log exists, and is never created again.
+    Created,
+    /// It has nearly all records.
+    Ready,
+    /// It has all records and the state.
+    Built,
+}
+
+impl SplitStep {
+    pub(super) fn from_number(number: u32) -> Option<Self> {
+        [Self::Planned, Self::Created, Self::Ready, Self::Built]
+            .into_iter()
+            .find(|step| *step as u32 == number)
+    }
+}
+
+/// A replica of a shard that a split makes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SplitReplica {
+    pub generation: u32,
+    pub step: SplitStep,
+}
+
+/// The split that a shard is to come from.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct PlacedSplit {
+    /// Version of the cluster's state that planned it; 0 before it is planned.
+    pub id: u64,
+    /// Shard that gives partitions.
+    pub parent: u64,
+    pub rule: SplitRule,
+    /// Replicas of the new shard by node.
+    pub replicas: BTreeMap<u64, SplitReplica>,
+    pub is_cancelled: bool,
+    /// No other split takes its place.
+    pub gives_up: bool,
+}
+
+impl PlacedSplit {
+    pub fn is_planned(&self) -> bool {
+        self.id != 0
+    }
+
+    /// Returns whether every replica has come this far.
+    pub fn has_reached(&self, step: SplitStep) -> bool {
+        self.is_planned() && self.replicas.values().all(|replica| replica.step >= step)
+    }
+
+    /// Returns the voters of the new shard.
+    pub fn voters(&self) -> impl Iterator<Item = ReplicaId> {
+        self.replicas.iter().map(|(node, replica)| replica_id(*node, replica.generation))
+    }
+
+    pub(super) fn generations(&self) -> BTreeMap<u64, u32> {
+        self.replicas.iter().map(|(node, replica)| (*node, replica.generation)).collect()
+    }
+}
+
+impl ReplicaPlacement {
+    /// Returns the splits in progress by the ids of the new shards, also those not yet planned.
+    pub fn splits(&self) -> impl Iterator<Item = (u64, &PlacedSplit)> {
+        self.shards().filter_map(|(id, shard)| Some((id, shard.split.as_ref()?)))
+    }
+
+    pub fn split(&self, shard_id: u64) -> Option<&PlacedSplit> {
+        self.shard(shard_id)?.split.as_ref()
+    }
+}
+
+/// A split that has ended, so that its partitions are in the new shard.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct EndedSplit {
+    pub(super) shard_id: u64,
+    pub(super) parent: u64,
+    pub(super) rule: SplitRule,
+}
+
+impl Members {
+    fn split_mut(&mut self, shard_id: u64, id: u64) -> Option<&mut PlacedSplit> {
+        let shard = self.placement.as_mut()?.shards.get_mut(&shard_id)?;
+        shard.split.as_mut().filter(|split| split.id == id && id != 0)
+    }
+
+    /// Plans a split. A plan for another version of the state changes nothing.
+    pub(super) fn plan_split(
+        &mut self,
+        version: u64,
+        plan: &PlanSplit,
+        ids_below: u64,
+    ) -> Result<ClusterReply, ClusterReply> {
+        let PlanSplit { shard_id, parent, rule, ref nodes, planned_at } = *plan;
+        let rule = SplitRule { ids_below, ..rule.unwrap_or_default() };
+        self.check_placed()?;
+        let splits = || self.placement().into_iter().flat_map(ReplicaPlacement::splits);
+        let other = splits().any(|(_, split)| split.is_planned());
+        let is_wanted = splits().any(|(id, split)| id == shard_id && !split.is_planned());
+        if planned_at + 1 != version || other || !is_wanted {
+            return Ok(ClusterReply::Done);
+        }
+        if parent == 0 {
+            // No shard can give partitions: it begins empty, like other shards that are added.
+            if let Some(shard) = self.placed_mut(shard_id) {
+                shard.split = None;
+            }
+            return Ok(ClusterReply::Done);
+        }
+        if rule.parts < 2 || nodes.is_empty() || nodes.iter().any(|node| !self.may_hold(*node)) {
+            return Err(invalid("request", "a split needs two parts and nodes that may hold it"));
+        }
+        let mut replicas = BTreeMap::new();
+        for node in nodes {
+            let generation = self.next_generation(*node)?;
+            replicas.insert(*node, SplitReplica { generation, step: SplitStep::Planned });
+        }
+        let split = PlacedSplit { id: version, parent, rule, replicas, ..PlacedSplit::default() };
+        if let Some(shard) = self.placed_mut(shard_id) {
+            shard.split = Some(split);
+        }
+        Ok(ClusterReply::Done)
+    }
+
+    fn placed_mut(&mut self, shard_id: u64) -> Option<&mut PlacedShard> {
+        self.placement.as_mut()?.shards.get_mut(&shard_id)
+    }
+
+    /// Records the step of a replica. Returns the split if this ends it.
+    pub(super) fn split_progress(&mut self, progress: SplitProgress) -> Option<EndedSplit> {
+        let SplitProgress { shard_id, id, node_id, step } = progress;
+        let step = SplitStep::from_number(step)?;
+        let split = self.split_mut(shard_id, id).filter(|split| !split.is_cancelled)?;
+        let replica = split.replicas.get_mut(&node_id)?;
+        replica.step = replica.step.max(step);
+        if !split.has_reached(SplitStep::Built) {
+            return None;
+        }
+        let (parent, rule, replicas) = (split.parent, split.rule, split.generations());
+        let shard = self.placed_mut(shard_id)?;
+        shard.replicas = replicas;
+        shard.split = None;
+        Some(EndedSplit { shard_id, parent, rule })
+    }
+
+    /// Cancels a split. A split that is not planned goes at once.
+    pub(super) fn cancel_split(&mut self, cancel: CancelSplit) -> ClusterReply {
+        let CancelSplit { shard_id, id, gives_up } = cancel;
+        let is_unplanned =
+            |shard: &PlacedShard| shard.split.as_ref().is_some_and(|split| !split.is_planned());
+        if id == 0 && gives_up && self.placed_mut(shard_id).is_some_and(|it| is_unplanned(it)) {
+            if let Some(placement) = &mut self.placement {
+                placement.shards.remove(&shard_id);
+            }
+        } else if let Some(split) = self.split_mut(shard_id, id) {
+            split.is_cancelled = true;
+            split.gives_up |= gives_up;
+        }
+        ClusterReply::Done
+    }
+
+    /// Ends a cancelled split: its parent takes batches again. Another one is planned in its place,
+    /// unless it was given up.
+    pub(super) fn end_split(&mut self, end: EndSplit) -> ClusterReply {
+        let EndSplit { shard_id, id } = end;
+        let split = self.split_mut(shard_id, id).filter(|split| split.is_cancelled);
+        let Some(split) = split.map(std::mem::take) else { return ClusterReply::Done };
+        if split.gives_up
+            && let Some(placement) = &mut self.placement
+        {
+            placement.shards.remove(&shard_id);
+        }
+        ClusterReply::Done
+    }
+}
+
+impl ClusterState {
+    /// Plans a split of the partitions that exist now.
+    pub(super) fn plan_split(&mut self, plan: &PlanSplit) -> Result<ClusterReply, ClusterReply> {
+        let (version, ids_below) = (self.version + 1, self.next_partition_id);
+        if plan.parent != 0 && !self.shards.contains(&plan.parent) {
+            return Err(invalid("request", "the shard to split takes no partitions"));
+        }
+        self.members.plan_split(version, plan, ids_below)
+    }
+
+    /// Gives the partitions of a split to its new shard.
+    pub(super) fn move_partitions(&mut self, ended: EndedSplit) {
+        let EndedSplit { shard_id, parent, rule } = ended;
+        self.shards.insert(shard_id);
+        for topic in self.topics.values_mut() {
+            let has_any = !topic.runs(parent).is_empty();
+            if has_any {
+                Arc::make_mut(topic).split_off(parent, shard_id, rule);
+            }
+        }
+        self.count_partitions();
+    }
+}
+
+impl From<&PlacedSplit> for PlacedSplitRecord {
+    fn from(split: &PlacedSplit) -> Self {
+        let replica = |(node_id, it): (&u64, &SplitReplica)| SplitReplicaRecord {
+            node_id: *node_id,
+            generation: it.generation,
+            step: it.step as u32,
+        };
+        Self {
+            id: split.id,
+            parent: split.parent,
+            rule: Some(split.rule),
+            replicas: split.replicas.iter().map(replica).collect(),
+            cancelled: split.is_cancelled,
+            gives_up: split.gives_up,
+        }
+    }
+}
+
+impl PlacedSplitRecord {
+    /// Returns the split; `None` if a step is unknown to this version.
+    pub(super) fn into_split(self) -> Option<PlacedSplit> {
+        let replica = |it: SplitReplicaRecord| {
+            let step = SplitStep::from_number(it.step)?;
+            Some((it.node_id, SplitReplica { generation: it.generation, step }))
+        };
+        Some(PlacedSplit {
+            id: self.id,
+            parent: self.parent,
+            rule: self.rule.unwrap_or_default(),
+            replicas: self.replicas.into_iter().map(replica).collect::<Option<_>>()?,
+            is_cancelled: self.cancelled,
+            gives_up: self.gives_up,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests;

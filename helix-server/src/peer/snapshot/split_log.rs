@@ -1,0 +1,94 @@
+//! The log of a new replica that a split makes, while it is filled: the records that move, copied
+//! from the parent into segments beside the log, then the state with which the shard begins.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex};
+
+use bytes::Bytes;
+use helix_proto::raft::v1 as pb;
+use helix_wal::{LogId, Wal};
+use prost::Message;
+use tokio::sync::oneshot;
+
+use super::staged::{RecordChunk, StagedRecords};
+use crate::raft::{DiskReads, ReplicaId, initial_checkpoint, initial_vote};
+use crate::sync::lock;
+
+/// The log of a new replica. Finished segments outlive the process.
+pub struct SplitLog {
+    wal: Wal,
+    reads: DiskReads,
+    staged: Arc<Mutex<StagedRecords>>,
+    /// Every record that moves, up to this entry of the parent, is here.
+    upto: u64,
+}
+
+impl SplitLog {
+    pub fn new(wal: Wal, reads: DiskReads) -> Self {
+        let mut staged = StagedRecords::recover(&wal);
+        let (upto, _) = staged.prepare(&wal, 0, u64::MAX);
+        Self { wal, reads, staged: Arc::new(Mutex::new(staged)), upto }
+    }
+
+    /// Returns the last entry of the parent up to which every record that moves is here.
+    pub fn upto(&self) -> u64 {
+        self.upto
+    }
+
+    /// Adds an encoded response with the records after [`Self::upto`], up to `at` at most. Returns
+    /// the bytes that the source still has, as it estimates them.
+    ///
+    /// # Errors
+    /// The reason why the records cannot be added, in words. The next attempt begins at [`Self::upto`].
+    pub async fn add(&mut self, records: &[u8], at: u64) -> Result<u64, String> {
+        let records = pb::Records::decode(records).map_err(|error| error.to_string())?;
+        let chunk = RecordChunk::new(records, self.upto, at)?;
+        let (wal, staged) = (self.wal.clone(), self.staged.clone());
+        let (upto, bytes_left) = (chunk.upto, chunk.bytes_left);
+        let write = move || lock(&staged).write(&wal, &chunk);
+        let written = self.reads.wait(write).await.map_err(|error| error.to_string())?;
+        if let Err(error) = written {
+            let (wal, staged) = (self.wal.clone(), self.staged.clone());
+            let prepare = move || lock(&staged).prepare(&wal, 0, u64::MAX).0;
+            self.upto = self.reads.wait(prepare).await.map_err(|error| error.to_string())?;
+            return Err(error.to_string());
+        }
+        self.upto = upto;
+        Ok(bytes_left)
+    }
+
+    /// Makes the records and the state of the machine the log of a shard of these voters, which
+    /// begins after entry `at`. Returns its checkpoint.
+    ///
+    /// # Errors
+    /// The reason why it cannot be written, in words. The call can be repeated after a shortage of space.
+    pub async fn install(
+        &mut self,
+        at: LogId,
+        voters: BTreeSet<ReplicaId>,
+        state: Bytes,
+    ) -> Result<Bytes, String> {
+        let checkpoint = initial_checkpoint(at, voters, state).map_err(|it| it.to_string())?;
+        let known = self.wal.state().vote;
+        if let Some(vote) = initial_vote(at.term, known.as_deref()).map_err(|it| it.to_string())? {
+            let (done, saved) = oneshot::channel();
+            // Ignored: the receiver is dropped only with this future.
+            self.wal.save_vote(vote, Box::new(move |result| drop(done.send(result))));
+            let saved = saved.await.map_err(|_| "the log was closed".to_owned())?;
+            saved.map_err(|error| error.to_string())?;
+        }
+        let (wal, staged, bytes) = (self.wal.clone(), self.staged.clone(), checkpoint.clone());
+        let install = move || {
+            let mut staged = lock(&staged);
+            let mut fetched = staged.finish(0, at.index)?;
+            let installed = wal.install(at, bytes, &mut fetched.segments);
+            if installed.is_err() {
+                staged.put_back(fetched);
+            }
+            installed
+        };
+        let installed = self.reads.wait(install).await.map_err(|error| error.to_string())?;
+        installed.map_err(|error| error.to_string())?;
+        Ok(checkpoint)
+    }
+}

@@ -1,0 +1,77 @@
+//! A replica of a shard that is being split serves the replicas of the new shard: the records that
+//! move, and the state with which the new shard begins.
+
+use std::collections::HashSet;
+
+use super::Shard;
+use crate::error::{Error, Result};
+use crate::log::{Head, ShardCommand, Verdict};
+use crate::raft::Command;
+use crate::records::{SplitRecords, SplitRecordsRequest};
+
+/// Largest part of a state in a response.
+const STATE_BYTES: usize = 1 << 20;
+
+impl Shard {
+    /// Reads records of the partitions that a split moves, after `request.after`.
+    ///
+    /// # Errors
+    /// The reason why this replica has none for the caller, in words.
+    pub async fn split_records(
+        &self,
+        request: &SplitRecordsRequest,
+    ) -> std::result::Result<SplitRecords, String> {
+        if self.is_closed() || self.replica().repair_of().is_some() {
+            return Err(format!("the replica of shard {} is closed or in repair", self.id()));
+        }
+        let rule = request.rule.ok_or("the request names no partitions")?;
+        // Raft's number is never above that of the state, which has all partitions up to there.
+        let applied = self.replica().applied();
+        let (split, moved) = self.read_state(|state| {
+            let split = state.split().filter(|split| split.id == request.id).cloned();
+            let ended = state.ended_split() >= request.id;
+            let moved: HashSet<u64> = state.moved_by(rule).into_iter().map(|id| id.0).collect();
+            (split.ok_or(ended), moved)
+        });
+        if let Err(true) = split {
+            return Err(format!("split {} of shard {} has ended", request.id, self.id()));
+        }
+        let split = split.ok().filter(|split| split.index <= applied);
+        let upto = split.as_ref().map_or(applied, |split| split.index);
+        let mut found = SplitRecords { applied, ..SplitRecords::default() };
+        if let Some(split) = &split {
+            (found.term, found.index) = (split.term, split.index);
+        }
+        if request.after < upto {
+            let range = (request.after, upto);
+            let read = self.hub.read_records_of(&self.wal, &self.reads, range, moved);
+            found.records = read.await?;
+        } else if let Some(split) = &split {
+            let offset = usize::try_from(request.state_offset).unwrap_or(usize::MAX);
+            let end = split.state.len().min(offset.saturating_add(STATE_BYTES));
+            found.state_bytes = split.state.len() as u64;
+            found.state = split.state.get(offset..end).unwrap_or_default().to_vec();
+        }
+        Ok(found)
+    }
+
+    /// Proposes a control entry while no other proposal is open, and waits until it is applied.
+    ///
+    /// Acknowledgements before apply are then given to no batch that this entry refuses.
+    ///
+    /// # Errors
+    /// As [`Shard::command`].
+    pub async fn command_alone(&self, command: ShardCommand) -> Result<()> {
+        let command = Command::control(Head::Shard(command));
+        let wait = crate::limits::COMMIT_WAIT_MAX;
+        let proposed = tokio::time::timeout(wait, self.replica.propose_alone(command)).await;
+        match proposed {
+            Ok(Ok(Verdict::Refused(refusal))) => Err(refusal.into()),
+            Ok(Ok(_)) => Ok(()),
+            Ok(Err(error)) => Err(self.propose_error(error)),
+            Err(_) => {
+                Err(Error::OutcomeUnknown { reason: format!("not committed within {wait:?}") })
+            }
+        }
+    }
+}
