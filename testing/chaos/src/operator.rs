@@ -242,8 +242,8 @@ pub(crate) async fn set_replicas(cluster: &ChaosCluster, replicas: u32) -> anyho
     retry_until_ok(|| admin.set_replicas(replicas)).await
 }
 
-/// Adds data shards until there are `total`, and waits until they take partitions.
-pub(crate) async fn add_shards(cluster: &mut ChaosCluster, total: u32) -> anyhow::Result<()> {
+/// Splits data shards until there are `total`, and waits until all take partitions.
+pub(crate) async fn split_shards(cluster: &mut ChaosCluster, total: u32) -> anyhow::Result<()> {
     let admin = admin(cluster)?;
     let seen = retry_until_ok(|| admin.placement()).await?;
     let known = seen.shards.iter().filter(|it| it.shard_id != 0).count();
@@ -251,7 +251,7 @@ pub(crate) async fn add_shards(cluster: &mut ChaosCluster, total: u32) -> anyhow
     if known >= total {
         return Ok(());
     }
-    retry_until_ok(|| admin.add_shards(known, total)).await?;
+    retry_until_ok(|| admin.add_shards(known, total, true)).await?;
     let deadline = Instant::now() + CHANGE_MAX;
     loop {
         cluster.check_running()?;
@@ -283,19 +283,30 @@ pub(crate) async fn spread_new_topic(
     for partition in 0..NEW_TOPIC_PARTITIONS {
         retry_until_ok(|| producer.append(NEW_TOPIC, partition, batch.clone())).await?;
     }
+    lead_by_all(cluster, &client, (NEW_TOPIC, NEW_TOPIC_PARTITIONS), nodes).await
+}
+
+/// Waits until this many nodes lead partitions of a topic, or as many as it has partitions.
+pub(crate) async fn lead_by_all(
+    cluster: &mut ChaosCluster,
+    client: &Client,
+    (topic, partitions): (&str, u32),
+    nodes: usize,
+) -> anyhow::Result<()> {
+    let admin = client.admin();
     let deadline = Instant::now() + CHANGE_MAX;
     loop {
         cluster.check_running()?;
         let mut leaders = BTreeSet::new();
-        for partition in 0..NEW_TOPIC_PARTITIONS {
-            let route = client.route(NEW_TOPIC, partition).await;
+        for partition in 0..partitions {
+            let route = client.route(topic, partition).await;
             leaders.extend(route.ok().map(|route| route.node_id));
         }
-        if leaders.len() >= nodes.min(NEW_TOPIC_PARTITIONS as usize) {
+        if leaders.len() >= nodes.min(partitions as usize) {
             return Ok(());
         }
         if Instant::now() > deadline {
-            bail!("NO PROGRESS: {NEW_TOPIC} is led by {leaders:?} after {CHANGE_MAX:?}");
+            bail!("NO PROGRESS: {topic} is led by {leaders:?} after {CHANGE_MAX:?}");
         }
         // Ignored: the leaders decide.
         let _ = admin.balance_leaders().await;

@@ -118,10 +118,12 @@ pub enum CoverageMark {
     ShardsAdded,
     AddedShardOpened,
     AddedShardRead,
+    ShardSplit,
+    SplitCancelled,
 }
 
 impl CoverageMark {
-    pub const ALL: [Self; 107] = [
+    pub const ALL: [Self; 109] = [
         Self::LeaderChange,
         Self::LeaderChangeWithBatchInFlight,
         Self::LeaderCutOff,
@@ -229,6 +231,8 @@ impl CoverageMark {
         Self::ShardsAdded,
         Self::AddedShardOpened,
         Self::AddedShardRead,
+        Self::ShardSplit,
+        Self::SplitCancelled,
     ];
 }
 

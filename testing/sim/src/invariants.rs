@@ -262,7 +262,9 @@ impl InvariantChecker {
         }
         for (shard_id, restarts) in node.restarts() {
             // As after a restart of the node: unsynced state may be gone.
-            let seen = self.seen.entry((node_id, shard_id)).or_default();
+            let wipes = self.members.wipes(node_id);
+            let seen = self.seen.entry((node_id, shard_id));
+            let seen = seen.or_insert_with(|| ReplicaObservation::after(wipes));
             if std::mem::replace(&mut seen.restarts, restarts) < restarts {
                 seen.is_up = false;
             }
@@ -311,7 +313,10 @@ impl InvariantChecker {
         let of_shard = self.seen.iter().filter(|((_, shard), _)| *shard == shard_id);
         let commits: Vec<(u64, Wal)> =
             of_shard.filter_map(|(_, seen)| Some((seen.committed, seen.wal.clone()?))).collect();
-        let seen = self.seen.entry((node_id, shard_id)).or_default();
+        let seen = self.seen.entry((node_id, shard_id)).or_insert_with(|| {
+            // A replica that a split has built takes part from the first observation on.
+            ReplicaObservation::after(self.members.wipes(node_id))
+        });
         seen.catch_up();
         seen.wal = Some(wal.clone());
         if !wal.is_open() {
@@ -557,16 +562,23 @@ impl InvariantChecker {
         Some(levels.into_values().collect())
     }
 
-    /// Checks that replicas that applied the same entries have equal partitions.
+    /// Checks that replicas that applied the same entries have equal partitions, and that each
+    /// partition is in one shard.
     ///
     /// # Errors
     /// The first difference.
     pub fn compare_partitions(&self, machines: &[SimulatedMachine]) -> Result<(), String> {
         let members = self.members.all();
         let mut first: BTreeMap<(u64, u64), (u64, (u64, u64))> = BTreeMap::new();
+        let mut shard_of: BTreeMap<u64, u64> = BTreeMap::new();
         for machine in machines.iter().filter(|it| members.contains(&it.node_id())) {
             for shard in machine.node().iter().flat_map(|node| node.shards()) {
                 for (partition, start, next) in partition_offsets(&shard) {
+                    let owner = *shard_of.entry(partition).or_insert(shard.id());
+                    if owner != shard.id() {
+                        let other = shard.id();
+                        return Err(format!("partition {partition} is in shards {owner}, {other}"));
+                    }
                     let mine = (machine.node_id(), (start, next));
                     let other = *first.entry((shard.id(), partition)).or_insert(mine);
                     if other.1 != mine.1 {

@@ -45,6 +45,11 @@ pub(crate) struct ReplicaObservation {
 }
 
 impl ReplicaObservation {
+    /// Begins to observe a replica of a node whose disks were wiped so often before.
+    pub(crate) fn after(wipes: u64) -> Self {
+        Self { wipes, ..Self::default() }
+    }
+
     /// Updates `stable` from the log of the last check, which may have been replaced since.
     pub(crate) fn catch_up(&mut self) {
         let Some(wal) = &self.wal else { return };

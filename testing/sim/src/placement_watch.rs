@@ -33,14 +33,16 @@ pub struct PlacementChecker {
     generations: BTreeMap<(u64, u32), u64>,
     /// Data shards that take partitions.
     open: BTreeSet<u64>,
+    /// Shards that a split was to make.
+    splits: BTreeSet<u64>,
     /// Shards whose moves an operator has cancelled at some time.
     cancelled: CancelledShards,
 }
 
 impl PlacementChecker {
     pub fn new(marks: CoverageMarks, cancelled: CancelledShards) -> Self {
-        let (versions, generations, open) = Default::default();
-        Self { marks, versions, generations, open, cancelled }
+        let (versions, generations, open, splits) = Default::default();
+        Self { marks, versions, generations, open, splits, cancelled }
     }
 
     /// Checks every running node.
@@ -84,8 +86,45 @@ impl PlacementChecker {
         Ok(())
     }
 
+    /// Checks that no split gives a generation twice, and that one runs at a time.
+    fn check_splits(
+        &mut self,
+        version: u64,
+        members: &Members,
+        placement: &ReplicaPlacement,
+    ) -> Result<(), String> {
+        let planned = || placement.splits().filter(|it| it.1.is_planned());
+        if planned().count() > 1 {
+            return Err(format!("two splits run: {:?}", planned().collect::<Vec<_>>()));
+        }
+        for (shard_id, split) in planned() {
+            self.splits.insert(shard_id);
+            if split.is_cancelled {
+                self.marks.hit(CoverageMark::SplitCancelled);
+            }
+            for (node, replica) in &split.replicas {
+                let key = (*node, replica.generation);
+                let first = *self.generations.entry(key).or_insert(split.id);
+                if first != split.id {
+                    return Err(format!("{first} and split {} have generation {key:?}", split.id));
+                }
+                if split.id == version && !members.may_hold(*node) {
+                    return Err(format!("shard {shard_id} is split to node {node}"));
+                }
+            }
+        }
+        let is_done = |id: &u64| {
+            placement.shard(*id).is_some_and(|it| it.split.is_none() && !it.replicas.is_empty())
+        };
+        if self.splits.iter().any(is_done) {
+            self.marks.hit(CoverageMark::ShardSplit);
+        }
+        Ok(())
+    }
+
     fn check_members(&mut self, version: u64, members: &Members) -> Result<(), String> {
         let Some(placement) = members.placement() else { return Ok(()) };
+        self.check_splits(version, members, placement)?;
         for (shard_id, moving) in placement.moves().filter(|(shard_id, _)| *shard_id != 0) {
             let Some(to) = moving.to else { continue };
             let first = *self.generations.entry((to, moving.generation)).or_insert(moving.id);

@@ -53,8 +53,10 @@ impl ShardGrowth {
         if total <= known {
             return;
         }
-        context.recorder.note(&format!("adding shards: {total} instead of {current}"));
-        match client.admin().add_shards(current, total).await {
+        let split = rng.random_bool(0.7);
+        let how = if split { "splitting shards" } else { "adding shards" };
+        context.recorder.note(&format!("{how}: {total} instead of {current}"));
+        match client.admin().add_shards(current, total, split).await {
             Ok(()) => context.marks.hit(CoverageMark::ShardsAdded),
             Err(error) => context.recorder.note(&format!("cannot add shards: {error}")),
         }

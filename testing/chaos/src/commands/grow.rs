@@ -1,7 +1,7 @@
 //! `grow`: grows one node to three and five, replaces a lost disk, and shrinks to three without the
 //! first node, all under load. With more than five nodes, shards get three replicas, which spread
-//! while nodes are killed. Then shards are added, every node leads partitions of a new topic, and
-//! the added nodes are removed again.
+//! while nodes are killed. Then the shards are split, every node leads partitions of the topic from
+//! before and of a new one, and the added nodes are removed again.
 //!
 //! Every log is purged before a node joins, so each new node has to fetch a snapshot and the
 //! records. Finally every replica is read and the history is checked.
@@ -16,12 +16,12 @@ use super::test_bed::TestBed;
 use crate::cluster::NODES_MAX;
 use crate::logger::Logger;
 use crate::operator;
-use crate::workload::WorkloadShape;
+use crate::workload::{TOPIC, WorkloadShape};
 
 /// Log that nodes keep; the load writes this much within seconds.
 const LOG_KIB: u64 = 512;
 
-/// Data shards after shards were added.
+/// Data shards after the splits.
 const SHARDS: u32 = 12;
 
 /// Options of `grow`.
@@ -88,10 +88,14 @@ async fn spread(args: &GrowArgs, test_bed: &mut TestBed) -> anyhow::Result<()> {
         test_bed.cluster.kill(&[id]).await?;
         test_bed.cluster.start_node(id)?;
     }
-    operator::add_shards(&mut test_bed.cluster, SHARDS).await?;
-    test_bed.logger.log(format_args!("the cluster has {SHARDS} shards"));
+    operator::split_shards(&mut test_bed.cluster, SHARDS).await?;
+    test_bed.logger.log(format_args!("the shards were split into {SHARDS}"));
     operator::wait_until_placed(&mut test_bed.cluster).await?;
     let nodes = usize::try_from(args.most)?;
+    let client = test_bed.context.client()?;
+    let topic = (TOPIC, args.common.topic_partitions);
+    operator::lead_by_all(&mut test_bed.cluster, &client, topic, nodes).await?;
+    test_bed.logger.log(format_args!("the topic from before is led by as many nodes as it can"));
     operator::spread_new_topic(&mut test_bed.cluster, &test_bed.context, nodes).await?;
     test_bed.logger.log(format_args!("all {nodes} nodes lead partitions of a new topic"));
     test_bed.progress().await?;
