@@ -190,10 +190,14 @@ impl Cluster {
             placement.splits().find(of_shard).map(|(target, split)| (target, split.clone()))
         });
         let Some((target, split)) = planned else { return Ok(true) };
+        let is_paused = self
+            .machine()
+            .read(|state| state.members().placement().is_some_and(ReplicaPlacement::is_paused));
         if split.is_cancelled {
             return self.open_again(shard, target, split.id).await.map(|()| true);
         }
-        if !split.has_reached(SplitStep::Ready)
+        if is_paused
+            || !split.has_reached(SplitStep::Ready)
             || shard.read_state(|it| it.ended_split()) >= split.id
         {
             return Ok(true);

@@ -69,7 +69,7 @@ impl Hub {
         wal: &Wal,
         reads: &DiskReads,
         (after, upto): (u64, u64),
-        streams: HashSet<u64>,
+        streams: Arc<HashSet<u64>>,
     ) -> Result<Vec<u8>, String> {
         let request = pb::RecordsRequest { after, upto, bytes_max: u64::MAX, ..Default::default() };
         let wants = move |stream| streams.contains(&stream);

@@ -58,6 +58,7 @@ pub use log_limits::LogLimits;
 use machine::ShardMachine;
 pub use read::{ReadBatch, ReadFrom, ShardRead};
 use sequence_tracker::SequenceTracker;
+use split::SplitStreams;
 pub use status::{ShardStatus, write_error};
 pub use watch::{WatchGuard, Watcher};
 
@@ -140,6 +141,7 @@ pub struct Shard {
     cleaner: CleanerReport,
     cleaner_worker: CleanerWorker,
     key_maps: KeyMapMemory,
+    split_streams: Mutex<SplitStreams>,
 }
 
 impl Shard {
@@ -209,6 +211,7 @@ impl Shard {
             cleaner: CleanerReport::default(),
             cleaner_worker: settings.cleaner_worker,
             key_maps: settings.key_maps,
+            split_streams: Mutex::default(),
         });
         tokio::spawn(cleaner::run(shard.clone()));
         tokio::spawn(maintenance::run(shard.clone()));

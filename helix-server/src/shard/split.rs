@@ -2,12 +2,17 @@
 //! move, and the state with which the new shard begins.
 
 use std::collections::HashSet;
+use std::sync::Arc;
 
 use super::Shard;
 use crate::error::{Error, Result};
-use crate::log::{Head, ShardCommand, Verdict};
+use crate::log::{Head, ShardCommand, SplitRule, Verdict};
 use crate::raft::Command;
 use crate::records::{SplitRecords, SplitRecordsRequest};
+use crate::sync;
+
+/// Streams that a split moves, with its id and the number of control entries that they are of.
+pub(super) type SplitStreams = Option<(u64, u64, Arc<HashSet<u64>>)>;
 
 /// Largest part of a state in a response.
 const STATE_BYTES: usize = 1 << 20;
@@ -27,16 +32,14 @@ impl Shard {
         let rule = request.rule.ok_or("the request names no partitions")?;
         // Raft's number is never above that of the state, which has all partitions up to there.
         let applied = self.replica().applied();
-        let (split, moved) = self.read_state(|state| {
+        let (split, has_ended) = self.read_state(|state| {
             let split = state.split().filter(|split| split.id == request.id).cloned();
-            let ended = state.ended_split() >= request.id;
-            let moved: HashSet<u64> = state.moved_by(rule).into_iter().map(|id| id.0).collect();
-            (split.ok_or(ended), moved)
+            (split, state.ended_split() >= request.id)
         });
-        if let Err(true) = split {
+        if has_ended {
             return Err(format!("split {} of shard {} has ended", request.id, self.id()));
         }
-        let split = split.ok().filter(|split| split.index <= applied);
+        let split = split.filter(|split| split.index <= applied);
         let upto = split.as_ref().map_or(applied, |split| split.index);
         let mut found = SplitRecords { applied, ..SplitRecords::default() };
         if let Some(split) = &split {
@@ -44,6 +47,7 @@ impl Shard {
         }
         if request.after < upto {
             let range = (request.after, upto);
+            let moved = self.moved_streams(request.id, rule);
             let read = self.hub.read_records_of(&self.wal, &self.reads, range, moved);
             found.records = read.await?;
         } else if let Some(split) = &split {
@@ -53,6 +57,23 @@ impl Shard {
             found.state = split.state.get(offset..end).unwrap_or_default().to_vec();
         }
         Ok(found)
+    }
+
+    /// Returns the streams that a split moves. Computed once until the next control entry, since a
+    /// shard may have a million partitions.
+    fn moved_streams(&self, id: u64, rule: SplitRule) -> Arc<HashSet<u64>> {
+        // Read first: a set of a later state has no fewer partitions.
+        let changes = *self.machine.watch_changes().borrow();
+        let mut known = sync::lock(&self.split_streams);
+        if let Some((of, at, streams)) = &*known
+            && (*of, *at) == (id, changes)
+        {
+            return streams.clone();
+        }
+        let moved = self.read_state(|state| state.moved_by(rule));
+        let streams: Arc<HashSet<u64>> = Arc::new(moved.into_iter().map(|id| id.0).collect());
+        *known = Some((id, changes, streams.clone()));
+        streams
     }
 
     /// Proposes a control entry while no other proposal is open, and waits until it is applied.
