@@ -597,7 +597,7 @@ mod tests {
     fn traces_need_a_collector_and_a_program_that_can_send_them() {
         let default = ServerConfig::default();
         assert_eq!((default.otlp_endpoint.as_deref(), default.trace_sample.0), (None, 0));
-        let sampled = ServerConfig { trace_sample: SampleShare(10_000), ..default.clone() };
+        let sampled = ServerConfig { trace_sample: SampleShare(10_000), ..default };
         assert_eq!(flags(&sampled), ["trace-sample"]);
         let message = sampled.validate().unwrap_err().to_string();
         assert!(message.starts_with("--trace-sample 0.01: "), "{message}");
