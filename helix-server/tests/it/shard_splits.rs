@@ -175,7 +175,7 @@ async fn topic_of_one_shard_is_led_by_all_nodes_after_splits() {
         // Before the last one.
         expect_numbers(&client, "old", partition, number).await;
     }
-    // What belongs to a partition goes on in its new shard.
+    // Settings and deletion of the topic reach its new shards.
     soon(admin.trim("old", 3, 10)).await.unwrap();
     soon(admin.add_partitions("old", 15)).await.unwrap();
     for partition in 12..15 {
@@ -243,7 +243,7 @@ async fn operator_cancels_a_split() {
     let admin = client.admin();
     let load = AppendLoad::start(&client);
     soon(admin.add_shards(1, 2, true)).await.unwrap();
-    // Whether the split was done before decides what follows.
+    // The split may be done before.
     let cancelled = admin.cancel_move(2).await;
     let count = until_long("the split is over", async || {
         let found = shards(&fleet).await?;

@@ -75,7 +75,7 @@ struct ShardReplicas {
 #[derive(Debug, Serialize, JsonSchema)]
 struct SplitRow {
     /// Shard that gives partitions. None before it is chosen.
-    parent: Option<u64>,
+    parent_shard_id: Option<u64>,
     /// One of so many of its partitions moves.
     parts: u32,
     node_ids: Vec<u64>,
@@ -86,7 +86,7 @@ impl SplitRow {
     fn of(split: &ShardSplit) -> Self {
         let name = split.phase().as_str_name();
         Self {
-            parent: node(split.parent_shard_id.into()),
+            parent_shard_id: node(split.parent_shard_id.into()),
             parts: split.parts,
             node_ids: split.node_ids.clone(),
             phase: name.strip_prefix("SPLIT_PHASE_").unwrap_or(name).to_owned(),
@@ -94,7 +94,7 @@ impl SplitRow {
     }
 
     fn text(&self) -> String {
-        let Some(parent) = self.parent else { return "waits for a split".to_owned() };
+        let Some(parent) = self.parent_shard_id else { return "waits for a split".to_owned() };
         let nodes: Vec<String> = self.node_ids.iter().map(u64::to_string).collect();
         let what = match self.phase.as_str() {
             "COPYING" => "copying to",

@@ -204,7 +204,7 @@ fn topic_without_partitions_left_is_gone() {
     assert!(child.state.is_dropped(PartitionId(3)));
 }
 
-/// Batches, retries and trims get the same verdicts in shards that split as in a shard that does not.
+/// Batches, retries and trims get the same verdicts in shards that split as in a whole shard.
 #[test]
 fn split_shards_act_as_one() {
     let mut rng = seeded("split_shards_act_as_one");

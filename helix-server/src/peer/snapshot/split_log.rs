@@ -39,7 +39,7 @@ impl SplitLog {
     /// the bytes that the source still has, as it estimates them.
     ///
     /// # Errors
-    /// The reason why the records cannot be added, in words. The next attempt begins at [`Self::upto`].
+    /// The reason in words. The next attempt begins at [`Self::upto`].
     pub async fn add(&mut self, records: &[u8], at: u64) -> Result<u64, String> {
         let records = pb::Records::decode(records).map_err(|error| error.to_string())?;
         let chunk = RecordChunk::new(records, self.upto, at)?;
@@ -61,7 +61,7 @@ impl SplitLog {
     /// begins after entry `at`. Returns its checkpoint.
     ///
     /// # Errors
-    /// The reason why it cannot be written, in words. The call can be repeated after a shortage of space.
+    /// The reason in words. The call can be repeated after a shortage of space.
     pub async fn install(
         &mut self,
         at: LogId,
