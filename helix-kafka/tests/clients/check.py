@@ -56,7 +56,11 @@ class Confluent:
     def create(self, topic):
         new = self.lib.admin.NewTopic(topic, num_partitions=PARTITIONS, replication_factor=3)
         self.admin.create_topics([new])[topic].result(20)
-        expect(topic in self.admin.list_topics(timeout=20).topics, "the new topic is not listed")
+        # Another gateway than the one that created it may answer.
+        deadline = time.monotonic() + 20
+        while topic not in self.admin.list_topics(timeout=20).topics:
+            expect(time.monotonic() < deadline, "the new topic is not listed")
+            time.sleep(0.05)
 
     def delete(self, topic):
         self.admin.delete_topics([topic])[topic].result(20)
