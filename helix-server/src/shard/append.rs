@@ -183,7 +183,9 @@ impl Shard {
             _ => durability,
         };
         let reached = self.reached(durability);
-        if (head.producer.is_some() || head.condition.expected_offset.is_some())
+        // Checked also before an acknowledgement that does not wait for apply: a split may refuse.
+        let has_identity = head.producer.is_some() || head.condition.expected_offset.is_some();
+        if (has_identity || durability.is_before_apply())
             && self.replica.is_ready()
             && let Some(verdict) = self.machine.early_verdict(&head)
         {

@@ -106,6 +106,8 @@ fn new_shard_continues_with_offsets_producers_and_tokens() {
     shard.split(10, 2, 7);
     shard.round_trip();
     assert!(is_unknown(&shard.append(stamped(1, 1, 3))), "sealed");
+    let early = shard.state.early_verdict(&batch_head(1, 1));
+    assert!(is_unknown(&early.unwrap()), "known before apply");
     assert!(is_appended_at(&shard.append(stamped(2, 1, 5)), 5));
     let duplicate = shard.append(stamped(1, 3, 0));
     assert!(matches!(duplicate, Verdict::Duplicate { first_offset: 0, .. }), "{duplicate:?}");
