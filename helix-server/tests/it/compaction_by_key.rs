@@ -164,7 +164,7 @@ impl Table {
 
     /// Checks what a reader may rely on; `forgets`: tombstones may be gone.
     async fn check(&self, forgets: bool) -> Appended {
-        let (found, end) = self.read(0, false).await;
+        let (found, end) = self.read_both().await;
         assert_eq!(end, self.appended.len() as u64, "offsets never change");
         for (offset, record) in &found {
             assert_eq!(self.appended.get(offset), Some(record), "a record never changes");
@@ -181,9 +181,20 @@ impl Table {
                 }
             }
         }
-        let (encoded, _) = self.read(0, true).await;
-        assert_eq!(encoded, found, "both forms");
         found
+    }
+
+    /// Reads everything in both forms, which must agree. Records may go between two reads, so it
+    /// repeats them until none has.
+    async fn read_both(&self) -> (Appended, u64) {
+        loop {
+            let (found, end) = self.read(0, false).await;
+            let (encoded, _) = self.read(0, true).await;
+            if self.read(0, false).await.0 == found {
+                assert_eq!(encoded, found, "both forms");
+                return (found, end);
+            }
+        }
     }
 
     async fn restart(self, config: ServerConfig) -> Self {
