@@ -273,17 +273,18 @@ impl Admin {
     /// Adds data shards, up to `total`, if the cluster has `current` ones.
     ///
     /// A new shard takes partitions once it has its replicas: [`Admin::placement`] shows them. With
-    /// `split`, it also takes a share of the partitions of an existing shard. Succeeds if the
+    /// `split`, it also takes a share of the partitions of an existing shard. With `replicas`, it
+    /// has its own number of replicas, and only topics that ask for it use it. Succeeds if the
     /// cluster has `total` data shards already.
     ///
     /// # Errors
     /// `INVALID_ARGUMENT` for a number out of range, `MEMBERSHIP_CHANGE_IN_PROGRESS` if the cluster
     /// has another number than `current`, `UNIMPLEMENTED` before every node is upgraded.
-    pub async fn add_shards(&self, current: u32, total: u32, split: bool) -> Result<()> {
+    pub async fn add_shards(&self, request: AddShardsRequest) -> Result<()> {
         let call = CallSpec::new("add shards", Repeat::Always);
-        let response = self.client.call_any(call, |node| async move {
-            node.cluster().add_shards(AddShardsRequest { current, total, split }).await
-        });
+        let response = self
+            .client
+            .call_any(call, |node| async move { node.cluster().add_shards(request).await });
         response.await.map(|_| ())
     }
 

@@ -64,6 +64,9 @@ pub const RACKS: u32 = 10;
 /// First version in which shards are split: their entries, checkpoints and messages.
 pub const SHARD_SPLITS: u32 = 11;
 
+/// First version in which shards, and so topics, have their own number of replicas.
+pub const REPLICATION_FACTORS: u32 = 11;
+
 /// A range of protocol versions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ProtocolVersions {

@@ -134,6 +134,15 @@ pub(crate) enum ClusterSubcommand {
         /// Split existing shards, so that existing topics spread too
         #[arg(long)]
         split: bool,
+        /// Replicas of each: 1, 3 or 5 [default: the cluster's]
+        #[arg(
+            long,
+            default_value_t = 0,
+            hide_default_value = true,
+            value_name = "COUNT",
+            conflicts_with = "split"
+        )]
+        replicas: u32,
         /// Start to add them and return at once
         #[arg(long)]
         no_wait: bool,

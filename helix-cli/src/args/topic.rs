@@ -104,7 +104,7 @@ pub(crate) struct TopicCreateArgs {
     /// Number of partitions, at most 100,000
     #[arg(long, default_value_t = 1, value_name = "COUNT", value_parser = partition_count())]
     pub(crate) partitions: u32,
-    /// Replicas of each partition [default: the cluster's]
+    /// Replicas of each partition: 1, 3 or 5 [default: the cluster's]
     #[arg(long, default_value_t = 0, hide_default_value = true, value_name = "COUNT")]
     pub(crate) replication_factor: u32,
     #[command(flatten)]

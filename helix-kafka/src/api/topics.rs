@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use helix_client::proto::log::v1::{BatchFormat, ErrorReason, TopicConfig};
-use helix_client::{Error, NewTopic, Position};
+use helix_client::{Admin, Error, NewTopic, Position};
 use kafka_protocol::error::ResponseError;
 use kafka_protocol::messages::create_partitions_request::CreatePartitionsTopic;
 use kafka_protocol::messages::create_partitions_response::CreatePartitionsTopicResult;
@@ -124,7 +124,6 @@ async fn try_create(
     };
     let nodes = view.node_ids.len();
     let factor = topic.replication_factor;
-    // A topic has a replica on every node, so it never gets fewer than it asks for.
     if factor != -1 && !usize::try_from(factor).is_ok_and(|it| (1..=nodes).contains(&it)) {
         let what = format!("the replication factor is {factor}; the cluster has {nodes} nodes");
         return Err((ResponseError::InvalidReplicationFactor, what));
@@ -137,13 +136,26 @@ async fn try_create(
         apply_config(&mut new.config, &config.name, value, nodes)
             .map_err(ConfigRefusal::into_code)?;
     }
-    let created = context.upstream.client().admin().create_topic(&new).await;
-    let created = created.map_err(|error| refusal(&error))?;
+    let admin = context.upstream.client().admin();
+    new.replication_factor = replication_factor(&admin, &new, factor).await?;
+    let created = admin.create_topic(&new).await.map_err(|error| refusal(&error))?;
     Ok(CreatedTopic {
         topic_id: created.topic_id,
         partitions: partition_count,
         replicas: created.replication_factor,
     })
+}
+
+/// Returns the number of replicas to ask the cluster for; 0 for the cluster's number.
+///
+/// A topic gets at least as many as its creator asks for. Fewer than the cluster's number do not
+/// count: programs ask for one replica without a thought, and an ack means a synced majority.
+async fn replication_factor(admin: &Admin, new: &NewTopic, asked: i16) -> Result<u32, Refusal> {
+    let Some(asked) = u32::try_from(asked).ok().filter(|asked| *asked > 1) else { return Ok(0) };
+    let check = NewTopic { validate_only: true, ..new.clone() };
+    let checked = admin.create_topic(&check).await.map_err(|error| refusal(&error))?;
+    // The cluster's numbers are odd: an even one tolerates no more failures.
+    Ok(if asked <= checked.replication_factor { 0 } else { asked | 1 })
 }
 
 /// Answers a request to delete topics.

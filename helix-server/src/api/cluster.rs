@@ -30,6 +30,7 @@ use super::{
 };
 use crate::cluster::Cluster;
 use crate::error::{Error, Result};
+use crate::log::AddShards;
 use crate::node::{Node, StorageKind};
 use crate::process;
 use crate::shard::{Shard, ShardStatus};
@@ -273,8 +274,9 @@ impl ClusterService for ClusterHandler {
     ) -> Result<Response<AddShardsResponse>, Status> {
         authorize_change(&self.node, &request).await?;
         self.node.check_member()?;
-        let AddShardsRequest { current, total, split } = request.into_inner();
-        self.node.cluster().add_shards(current, total, split).await?;
+        let AddShardsRequest { current, total, split, replicas } = request.into_inner();
+        let add = AddShards { current, total, split, replicas };
+        self.node.cluster().add_shards(add).await?;
         Ok(Response::new(AddShardsResponse {}))
     }
 

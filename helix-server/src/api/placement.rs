@@ -74,6 +74,7 @@ fn response(report: &PlacementReport, leaders: &BTreeMap<u64, u64>) -> GetPlacem
             stuck_next_step: obstacle.next_step,
             stuck_node_id: stuck.and_then(|it| it.node_id).unwrap_or(0),
             split: shard.split.as_ref().map(wire_split),
+            replication_factor: shard.replication_factor,
         }
     });
     let planned = plan.steps.iter().filter_map(|step| match step {

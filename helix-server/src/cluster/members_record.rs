@@ -81,6 +81,7 @@ impl From<&ReplicaPlacement> for PlacementRecord {
             replicas: shard.replicas.iter().map(generation_row).collect(),
             moving: shard.moving.as_ref().map(MoveRecord::from),
             split: shard.split.as_ref().map(PlacedSplitRecord::from),
+            replication_factor: shard.replication_factor,
         });
         let (replicas, paused) = (placement.replicas, placement.is_paused);
         Self { replicas, shards: shards.collect(), paused }
@@ -116,7 +117,9 @@ impl PlacementRecord {
     fn into_placement(self) -> Result<ReplicaPlacement, CheckpointError> {
         let broken = |what: String| CheckpointError::new(format!("placement: {what}"));
         let mut shards = BTreeMap::new();
-        for PlacedShardRecord { shard_id, replicas, moving, split } in self.shards {
+        for record in self.shards {
+            let PlacedShardRecord { shard_id, replicas, moving, split, replication_factor } =
+                record;
             let count = replicas.len();
             let replicas: BTreeMap<u64, u32> =
                 replicas.into_iter().map(|it| (it.node_id, it.generation)).collect();
@@ -126,7 +129,8 @@ impl PlacementRecord {
             let moving = moving.map(MoveRecord::into_move).transpose()?;
             let unknown = || broken(format!("the split to shard {shard_id} has an unknown step"));
             let split = split.map(|it| it.into_split().ok_or_else(unknown)).transpose()?;
-            if shards.insert(shard_id, PlacedShard { replicas, moving, split }).is_some() {
+            let shard = PlacedShard { replicas, moving, split, replication_factor };
+            if shards.insert(shard_id, shard).is_some() {
                 return Err(broken(format!("shard {shard_id} appears twice")));
             }
         }

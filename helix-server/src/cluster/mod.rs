@@ -54,6 +54,7 @@ mod shard_split;
 mod split_driver;
 mod state;
 mod topic_changes;
+mod topic_replicas;
 mod topic_snapshot;
 mod upgrade;
 
@@ -67,7 +68,7 @@ pub use member_addresses::MemberAddresses;
 pub use members::{FIRST_GENERATION, Member, Members};
 pub use node_changes::NodeRemoval;
 pub use obstacle::Obstacle;
-pub use peer_messages::{EntryRange, ReplicaStatusReport};
+pub use peer_messages::{EntryRange, PartitionReport, ReplicaStatusReport};
 pub use placement::{MoveReason, PlacedShard, ReplicaPlacement, ShardMove, ShardTarget};
 pub use placement_driver::PlacementReport;
 pub use planner::{Plan, PlanStep, PlannedMove, StuckReason, StuckShard};

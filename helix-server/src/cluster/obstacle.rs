@@ -175,7 +175,6 @@ pub(super) fn removal_obstacle(members: &Members, node_id: u64) -> Option<Obstac
     let placement = members.placement()?;
     let others: BTreeSet<u64> =
         members.iter().map(|it| it.node_id).filter(|node| *node != node_id).collect();
-    let wanted = usize::try_from(placement.replicas()).unwrap_or(usize::MAX);
     let mut short = Vec::new();
     let mut worst = (0, 0);
     for (shard_id, shard) in placement.shards().filter(|(shard_id, _)| *shard_id != 0) {
@@ -183,6 +182,7 @@ pub(super) fn removal_obstacle(members: &Members, node_id: u64) -> Option<Obstac
         if !after.contains_key(&node_id) {
             continue;
         }
+        let wanted = usize::try_from(placement.wanted_replicas(shard)).unwrap_or(usize::MAX);
         let stays = |node: &&u64| members.get(**node).is_some_and(|it| !it.leaving);
         let kept = others.iter().filter(|node| after.contains_key(node)).filter(stays).count();
         let free = others.iter().filter(|node| !after.contains_key(node));

@@ -92,6 +92,8 @@ pub struct PlacedShard {
     pub moving: Option<ShardMove>,
     /// Split that the shard is to come from. It has no replicas before the end of it.
     pub split: Option<PlacedSplit>,
+    /// Number of replicas that it should have; 0 for the cluster's number.
+    pub replication_factor: u32,
 }
 
 impl PlacedShard {
@@ -153,7 +155,7 @@ impl PlacedShard {
 /// Replicas of all shards.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReplicaPlacement {
-    /// Number of replicas that each data shard should have, as far as there are nodes.
+    /// Number of replicas of data shards without their own number, as far as there are nodes.
     pub(super) replicas: u32,
     /// By shard id, with shard 0.
     pub(super) shards: BTreeMap<u64, PlacedShard>,
@@ -171,9 +173,20 @@ pub struct ShardTarget {
 }
 
 impl ReplicaPlacement {
-    /// Returns the number of replicas that each data shard should have, as far as there are nodes.
+    /// Returns the number of replicas of data shards without their own number, as far as there are
+    /// nodes.
     pub fn replicas(&self) -> u32 {
         self.replicas
+    }
+
+    /// Returns the number of replicas that a data shard should have, as far as there are nodes.
+    pub fn wanted_replicas(&self, shard: &PlacedShard) -> u32 {
+        if shard.replication_factor == 0 { self.replicas } else { shard.replication_factor }
+    }
+
+    /// Returns a shard's own number of replicas; 0 if it follows the cluster's.
+    pub fn replication_factor(&self, shard_id: u64) -> u32 {
+        self.shard(shard_id).map_or(0, |shard| shard.replication_factor)
     }
 
     /// Returns whether an operator has paused the moves.
@@ -333,11 +346,14 @@ impl Members {
         Ok(ClusterReply::Done)
     }
 
+    /// Returns the number of nodes that may get a replica.
+    pub fn holders(&self) -> usize {
+        self.iter().filter(|member| self.may_hold(member.node_id)).count()
+    }
+
     pub(super) fn set_replicas(&mut self, count: u32) -> Result<ClusterReply, ClusterReply> {
         self.check_placed()?;
-        if ![1, 3, 5].contains(&count) {
-            return Err(invalid("replicas", format!("{count} is not one of 1, 3 and 5")));
-        }
+        check_replicas(count)?;
         if let Some(placement) = &mut self.placement {
             placement.replicas = count;
         }
@@ -486,6 +502,14 @@ impl Members {
                     node may be added or removed meanwhile";
         Err(invalid("request", what))
     }
+}
+
+/// Checks a number of replicas: odd, since an even one tolerates no more failures.
+pub(super) fn check_replicas(count: u32) -> Result<(), ClusterReply> {
+    if [1, 3, 5].contains(&count) {
+        return Ok(());
+    }
+    Err(invalid("replicas", format!("{count} is not one of 1, 3 and 5")))
 }
 
 #[cfg(test)]

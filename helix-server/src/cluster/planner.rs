@@ -298,10 +298,10 @@ impl<'a> Planner<'a> {
     }
 
     /// Returns the number of replicas that a shard should have.
-    fn wanted(&self, shard_id: u64) -> usize {
+    fn wanted(&self, shard_id: u64, shard: &PlacedShard) -> usize {
         match shard_id {
             0 => REPLICAS_MAX,
-            _ => usize::try_from(self.placement.replicas()).unwrap_or(REPLICAS_MAX),
+            _ => usize::try_from(self.placement.wanted_replicas(shard)).unwrap_or(REPLICAS_MAX),
         }
     }
 
@@ -351,7 +351,7 @@ impl<'a> Planner<'a> {
         }
         let is_lost = |(node, generation): (&u64, &u32)| self.members.is_lost(*node, *generation);
         let lost = shard.replicas.iter().find(|row| is_lost(*row)).map(|(node, _)| *node);
-        let wanted = self.wanted(shard_id);
+        let wanted = self.wanted(shard_id, shard);
         let leaving = shard.replicas.keys().copied().filter(|node| self.is_leaving(*node));
         // Its vote in shard 0 goes last: through it the node learns what to do.
         let waits = |node: &u64| shard_id == 0 && self.members.has_data(*node);

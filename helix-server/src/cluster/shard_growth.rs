@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use super::client::Cluster;
 use super::members::{Members, invalid};
-use super::placement::PlacedShard;
+use super::placement::{PlacedShard, check_replicas};
 use super::shard_split::PlacedSplit;
 use super::state::ClusterState;
 use crate::error::{Error, Result};
@@ -31,8 +31,9 @@ pub(super) struct ShardTurn {
 impl Members {
     /// Names new shards, which have no replica yet. A repeated command changes nothing.
     pub(super) fn add_shards(&mut self, add: AddShards) -> Result<ClusterReply, ClusterReply> {
-        let AddShards { current, total, split } = add;
+        let AddShards { current, total, split, replicas } = add;
         self.check_placed()?;
+        self.check_replication(split, replicas)?;
         let Some(placement) = &mut self.placement else { return Ok(ClusterReply::Done) };
         let last = placement.shards.keys().last().copied().unwrap_or(0);
         let known = placement.shards.keys().filter(|id| **id != 0).count() as u64;
@@ -54,9 +55,30 @@ impl Members {
             return Err(invalid("total", what));
         }
         let split = split.then(PlacedSplit::default);
-        let new = PlacedShard { split, ..PlacedShard::default() };
+        let new = PlacedShard { split, replication_factor: replicas, ..PlacedShard::default() };
         placement.shards.extend((last + 1..=last + more).map(|id| (id, new.clone())));
         Ok(ClusterReply::Done)
+    }
+
+    /// Checks the number of replicas of new shards; 0 stands for the cluster's number.
+    fn check_replication(&self, split: bool, replicas: u32) -> Result<(), ClusterReply> {
+        if replicas == 0 {
+            return Ok(());
+        }
+        if split {
+            let what = "a shard that comes from a split has as many replicas as its parent";
+            return Err(invalid("replicas", what));
+        }
+        check_replicas(replicas)?;
+        let holders = self.holders();
+        if holders < replicas as usize {
+            let what = format!(
+                "{replicas} is above the number of nodes that may get a replica, {holders}; add or \
+                 uncordon nodes"
+            );
+            return Err(invalid("replicas", what));
+        }
+        Ok(())
     }
 
     /// Takes the next id for a new shard whose first replica exists and is given up.
@@ -65,10 +87,12 @@ impl Members {
     /// terms, and clients and nodes tell leaders of a shard apart by their terms.
     pub(super) fn give_up_new_shard(&mut self, shard_id: u64) {
         let Some(placement) = &mut self.placement else { return };
-        placement.shards.remove(&shard_id);
+        let given_up = placement.shards.remove(&shard_id);
+        let replication_factor = given_up.map_or(0, |shard| shard.replication_factor);
         let last = placement.shards.keys().last().copied().unwrap_or(0).max(shard_id);
         if last < SHARDS_MAX {
-            placement.shards.insert(last + 1, PlacedShard::default());
+            let next = PlacedShard { replication_factor, ..PlacedShard::default() };
+            placement.shards.insert(last + 1, next);
         }
     }
 
@@ -86,15 +110,29 @@ impl Members {
 impl ClusterState {
     /// Lets new shards that have all of their replicas take partitions.
     pub(super) fn open_new_shards(&mut self) {
-        let members = &self.members;
-        let Some(placement) = members.placement() else { return };
-        let nodes = members.iter().filter(|it| members.may_hold(it.node_id)).count();
-        let wanted = usize::try_from(placement.replicas()).unwrap_or(usize::MAX).min(nodes).max(1);
+        let Some(placement) = self.members.placement() else { return };
+        let nodes = self.members.holders();
+        let wanted = |shard: &PlacedShard| {
+            let wanted = usize::try_from(placement.wanted_replicas(shard)).unwrap_or(usize::MAX);
+            wanted.min(nodes).max(1)
+        };
         let is_new = |(id, shard): &(u64, &PlacedShard)| {
-            *id != 0 && !self.shards.contains(id) && shard.replicas.len() >= wanted
+            *id != 0 && !self.shards.contains(id) && shard.replicas.len() >= wanted(shard)
         };
         let new: Vec<u64> = placement.shards().filter(is_new).map(|(id, _)| id).collect();
         self.shards.extend(new);
+    }
+
+    /// Returns the data shards that take partitions and have this own number of replicas; with 0,
+    /// those that follow the cluster's number.
+    pub(super) fn shards_with(&self, replication_factor: u32) -> impl Iterator<Item = u64> {
+        let of_shard = |shard: &u64| self.replication_factor_of(*shard);
+        self.shards.iter().copied().filter(move |shard| of_shard(shard) == replication_factor)
+    }
+
+    /// Returns a shard's own number of replicas; 0 if it follows the cluster's.
+    pub(super) fn replication_factor_of(&self, shard: u64) -> u32 {
+        self.members.placement().map_or(0, |it| it.replication_factor(shard))
     }
 
     /// Returns the shards of a new topic in an order in which its first partitions go to the shards
@@ -116,7 +154,10 @@ impl ClusterState {
     /// does not use, each partition goes to the shard with the fewest of the topic.
     pub(super) fn turns(&self, topic: &TopicInfo, more: u32) -> Vec<ShardTurn> {
         let is_plain = topic.extents.iter().all(|extent| extent.shards.is_empty());
-        let has_all = self.shards.iter().all(|shard| topic.shards.contains(shard));
+        // New partitions have as many replicas as those that exist.
+        let factor = topic.shards.first().map_or(0, |shard| self.replication_factor_of(*shard));
+        let shards: Vec<u64> = self.shards_with(factor).collect();
+        let has_all = shards.iter().all(|shard| topic.shards.contains(shard));
         let is_new = topic.partition_count == 0;
         if is_new || self.protocol < protocol::MORE_SHARDS || (is_plain && has_all) {
             return vec![ShardTurn { shards: Vec::new(), count: more }];
@@ -124,7 +165,7 @@ impl ClusterState {
         let known = topic.shard_counts();
         let count_in = |shard: &u64| known.get(shard).copied().unwrap_or(0);
         let mut counts: BTreeMap<u64, u64> =
-            self.shards.iter().map(|shard| (*shard, count_in(shard))).collect();
+            shards.iter().map(|shard| (*shard, count_in(shard))).collect();
         let (mut turns, mut left) = (Vec::new(), more);
         // Fills the shards with the fewest up to the next number. Without end there is none.
         while left > 0 {
@@ -182,17 +223,24 @@ impl Cluster {
     /// [`Error::InvalidArgument`] for a number out of range, [`Error::ChangeInProgress`] if the
     /// cluster has another number of shards than `current`, [`Error::Unimplemented`] before every
     /// node is upgraded, and the errors of [`Self::catch_up`] and [`Self::command`].
-    pub async fn add_shards(&self, current: u32, total: u32, split: bool) -> Result<()> {
+    pub async fn add_shards(&self, add: AddShards) -> Result<()> {
         self.catch_up().await?;
         if !self.wait_protocol(protocol::MORE_SHARDS, PROTOCOL_WAIT_MAX).await {
             let what = "more shards before every node runs a release with protocol version 10";
             return Err(Error::Unimplemented { what });
         }
-        if split && !self.wait_protocol(protocol::SHARD_SPLITS, PROTOCOL_WAIT_MAX).await {
+        if add.split && !self.wait_protocol(protocol::SHARD_SPLITS, PROTOCOL_WAIT_MAX).await {
             let what = "splits of shards before every node runs a release with protocol version 11";
             return Err(Error::Unimplemented { what });
         }
-        self.change_placement(MemberCommand::AddShards(AddShards { current, total, split })).await
+        if add.replicas != 0
+            && !self.wait_protocol(protocol::REPLICATION_FACTORS, PROTOCOL_WAIT_MAX).await
+        {
+            let what = "a replication factor of shards before every node runs a release with \
+                        protocol version 11";
+            return Err(Error::Unimplemented { what });
+        }
+        self.change_placement(MemberCommand::AddShards(add)).await
     }
 }
 

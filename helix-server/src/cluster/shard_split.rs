@@ -140,8 +140,10 @@ impl Members {
             replicas.insert(*node, SplitReplica { generation, step: SplitStep::Planned });
         }
         let split = PlacedSplit { id: version, parent, rule, replicas, ..PlacedSplit::default() };
+        let factor = self.placement().map_or(0, |it| it.replication_factor(parent));
         if let Some(shard) = self.placed_mut(shard_id) {
             shard.split = Some(split);
+            shard.replication_factor = factor;
         }
         Ok(ClusterReply::Done)
     }

@@ -47,22 +47,25 @@ pub(super) fn next_split(state: &ClusterState, reachable: &BTreeSet<u64>) -> Opt
     if placement.is_paused() || placement.splits().any(|it| it.1.is_planned()) {
         return None;
     }
-    let shards = state.shards();
-    let counts = || shards.iter().map(|id| (state.partitions_in(*id), std::cmp::Reverse(*id)));
-    let (most, std::cmp::Reverse(parent)) = counts().max()?;
+    let count = |id: &u64| (state.partitions_in(*id), std::cmp::Reverse(*id));
+    let (most, std::cmp::Reverse(parent)) = state.shards().iter().map(count).max()?;
     let planned_at = state.version();
     if most < 2 {
         let plan = PlanSplit { shard_id, planned_at, ..PlanSplit::default() };
         return Some(MemberCommand::PlanSplit(plan));
     }
     let is_live = |node: &&u64| reachable.contains(node);
-    let replicas = &placement.shard(parent)?.replicas;
+    let placed = placement.shard(parent)?;
+    let replicas = &placed.replicas;
     if replicas.keys().filter(is_live).count() <= replicas.len() / 2 {
         return None;
     }
-    let total: u64 = counts().map(|(count, _)| count).sum();
+    // Partitions stay in shards with as many replicas as now.
+    let shards: Vec<u64> = state.shards_with(placed.replication_factor).collect();
+    let total: u64 = shards.iter().map(|id| state.partitions_in(*id)).sum();
     let rule = Some(split_rule(state, parent, total, shards.len() + unplanned().count()));
-    let nodes = replica_nodes(state, placement, reachable)?;
+    let wanted = placement.wanted_replicas(placed);
+    let nodes = replica_nodes(state, placement, wanted, reachable)?;
     Some(MemberCommand::PlanSplit(PlanSplit { shard_id, parent, rule, nodes, planned_at }))
 }
 
@@ -98,6 +101,7 @@ fn split_rule(state: &ClusterState, parent: u64, total: u64, shards: usize) -> S
 fn replica_nodes(
     state: &ClusterState,
     placement: &ReplicaPlacement,
+    wanted: u32,
     reachable: &BTreeSet<u64>,
 ) -> Option<Vec<u64>> {
     let members = state.members();
@@ -107,7 +111,7 @@ fn replica_nodes(
     }
     let may_hold: Vec<u64> =
         members.iter().map(|it| it.node_id).filter(|node| members.may_hold(*node)).collect();
-    let wanted = usize::try_from(placement.replicas()).unwrap_or(usize::MAX).min(may_hold.len());
+    let wanted = usize::try_from(wanted).unwrap_or(usize::MAX).min(may_hold.len());
     let rack = |node: u64| members.get(node).map_or("", |member| member.rack.as_str());
     let mut chosen: Vec<u64> = Vec::new();
     while chosen.len() < wanted {

@@ -206,7 +206,7 @@ impl ClusterState {
     fn check_new_topic(&self, new: &CreateTopic) -> Result<(), ClusterReply> {
         check_topic_name(&new.name)?;
         if let Some(topic) = self.topic(&new.name) {
-            return Err(match difference(topic, new) {
+            return Err(match self.difference_of_replicas(topic, new).or(difference(topic, new)) {
                 None => ClusterReply::AlreadyExistsEqual(topic.clone()),
                 Some(difference) => {
                     ClusterReply::AlreadyExistsDifferent { name: new.name.clone(), difference }
@@ -222,7 +222,23 @@ impl ClusterState {
         if !new.shards.iter().all(|shard| self.shards.contains(shard)) {
             return Err(invalid("shards", "all shards of a topic must be registered"));
         }
+        let mut factors = new.shards.iter().map(|shard| self.replication_factor_of(*shard));
+        let first = factors.next();
+        if factors.any(|factor| Some(factor) != first) {
+            let what = "the shards of a topic must have equally many replicas";
+            return Err(invalid("shards", what));
+        }
         Ok(())
+    }
+
+    /// Returns how the replication factor of a topic differs from that of the shards of another
+    /// attempt to create it. Shards that follow the cluster's number differ from none.
+    fn difference_of_replicas(&self, topic: &TopicInfo, new: &CreateTopic) -> Option<String> {
+        let of = |shards: &[u64]| shards.first().map_or(0, |it| self.replication_factor_of(*it));
+        let (is, asked) = (of(&topic.shards), of(&new.shards));
+        let differ = asked != 0 && is != asked;
+        let is = if is == 0 { topic.replication_factor } else { is };
+        differ.then(|| format!("replication_factor is {is}, not {asked}"))
     }
 
     /// Returns the reply that creating this topic would get, without creating it.
@@ -548,7 +564,6 @@ fn difference(topic: &TopicInfo, new: &CreateTopic) -> Option<String> {
     // `None` and zero both mean unlimited.
     let limit = |limit: Option<u64>| limit.unwrap_or(0);
     let durability = |number: i32| number.unsigned_abs().into();
-    // The replication factor is not compared: it is the same for all topics.
     compare("partition_count", topic.partition_count.into(), new.partition_count.into());
     compare("retention_us", limit(is.retention_us), limit(asked.retention_us));
     compare("retention_bytes", limit(is.retention_bytes), limit(asked.retention_bytes));

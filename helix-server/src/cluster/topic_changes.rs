@@ -23,7 +23,7 @@ use crate::shard::Shard;
 pub struct TopicSpec {
     pub name: String,
     pub partition_count: u32,
-    /// 0 means the default.
+    /// Number of replicas of its shards; 0 for the cluster's number.
     pub replication_factor: u32,
     pub settings: PartitionSettings,
 }
@@ -32,9 +32,9 @@ impl Cluster {
     /// Creates a topic. Succeeds without effect if an equal one exists.
     ///
     /// # Errors
-    /// [`Error::TopicAlreadyExists`] if the settings differ, [`Error::Unimplemented`] for another
-    /// replication factor than that of all shards, [`Error::InvalidArgument`], [`Error::NoLeader`]
-    /// while the cluster forms, and the errors of [`Self::command`].
+    /// [`Error::TopicAlreadyExists`] if the settings differ, [`Error::InvalidArgument`],
+    /// [`Error::ChangeInProgress`] while shards with its replication factor are added,
+    /// [`Error::NoLeader`] while the cluster forms, and the errors of [`Self::command`].
     pub async fn create_topic(
         &self,
         spec: TopicSpec,
@@ -49,18 +49,21 @@ impl Cluster {
             // The members register within moments of the first election.
             return Err(Error::NoLeader { shard: 0 });
         }
-        let replicas = self.replica_count();
-        if spec.replication_factor != 0 && spec.replication_factor != replicas {
-            // All shards have the same number of replicas, and a topic has no shards of its own.
-            let what = "a replication_factor other than the number of replicas of all shards";
-            return Err(Error::Unimplemented { what });
+        let asked = spec.replication_factor;
+        if let Some(known) = self.topic(&spec.name).ok().filter(|_| asked != 0) {
+            // Nothing is added for a topic that cannot be created.
+            let replicas = self.replicas_of(&known);
+            if replicas != asked {
+                let difference = format!("replication_factor is {replicas}, not {asked}");
+                return Err(Error::TopicAlreadyExists { topic: spec.name, difference });
+            }
         }
         let new = CreateTopic {
             name: spec.name.clone(),
             partition_count: spec.partition_count,
-            replication_factor: replicas,
+            replication_factor: if asked == 0 { self.replica_count() } else { asked },
             settings: spec.settings,
-            shards: self.machine().read(|state| state.shards().iter().copied().collect()),
+            shards: self.shards_for(&spec, validate_only).await?,
             requested_at_us: self.clock.now_us(),
         };
         if validate_only {

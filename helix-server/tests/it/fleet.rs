@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use helix_client::{Admin, Client, ProducerOptions};
 use helix_proto::log::v1::{
-    FetchRequest, MembershipChange, MembershipPhase, Metadata, PartitionRecords, RemoveNodeRequest,
+    AddShardsRequest, FetchRequest, MembershipChange, MembershipPhase, Metadata, PartitionRecords,
+    RemoveNodeRequest,
 };
 use helix_server::config::{AdminAddr, ServerConfig, StorageMode};
 use helix_server::limits::ELECTION_TIMEOUT_MS_MAX;
@@ -34,6 +35,16 @@ pub(crate) struct Fleet {
     listen: BTreeMap<u64, SocketAddr>,
     peer: BTreeMap<u64, SocketAddr>,
     nodes: BTreeMap<u64, TestServer>,
+}
+
+/// Returns a request for data shards up to `total` that begin empty.
+pub(crate) fn added(current: u32, total: u32) -> AddShardsRequest {
+    AddShardsRequest { current, total, ..AddShardsRequest::default() }
+}
+
+/// Returns a request for data shards up to `total` that take partitions of others.
+pub(crate) fn split(current: u32, total: u32) -> AddShardsRequest {
+    AddShardsRequest { split: true, ..added(current, total) }
 }
 
 impl Fleet {

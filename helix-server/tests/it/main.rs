@@ -70,6 +70,7 @@ mod three_nodes;
 mod throttled;
 mod tidy;
 mod tls;
+mod topic_replicas;
 mod topics;
 #[cfg(feature = "otlp")]
 mod traces;

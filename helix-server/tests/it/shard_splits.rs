@@ -11,7 +11,7 @@ use helix_client::{
 use helix_proto::log::v1::ErrorReason;
 use tokio::time::Instant;
 
-use crate::fleet::{AppendLoad, Fleet, PARTITIONS, until_long};
+use crate::fleet::{AppendLoad, Fleet, PARTITIONS, split, until_long};
 use crate::support::{records, soon};
 
 async fn shards(fleet: &Fleet) -> Option<Vec<PlacementShard>> {
@@ -127,7 +127,7 @@ async fn topic_of_one_shard_is_led_by_all_nodes_after_splits() {
     for node in 4..=6 {
         fleet.add(node).await;
     }
-    soon(admin.add_shards(1, 12, true)).await.unwrap();
+    soon(admin.add_shards(split(1, 12))).await.unwrap();
     // With appends to one partition after the other, so that each is sealed under an append.
     let mut number = 40;
     until_long("the splits are done", async || {
@@ -198,7 +198,7 @@ async fn splits_survive_a_restart_of_all_nodes_in_the_middle() {
             soon(producer.append("default", partition, &records(&[&text])[..])).await.unwrap();
         }
     }
-    soon(client.admin().add_shards(1, 4, true)).await.unwrap();
+    soon(client.admin().add_shards(split(1, 4))).await.unwrap();
     until_long("a split copies or moves", async || {
         let found = shards(&fleet).await?;
         let is_running = |it: &PlacementShard| {
@@ -242,7 +242,7 @@ async fn operator_cancels_a_split() {
     let client = fleet.client();
     let admin = client.admin();
     let load = AppendLoad::start(&client);
-    soon(admin.add_shards(1, 2, true)).await.unwrap();
+    soon(admin.add_shards(split(1, 2))).await.unwrap();
     // The split may be done before.
     let cancelled = admin.cancel_move(2).await;
     let count = until_long("the split is over", async || {

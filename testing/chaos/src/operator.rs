@@ -8,7 +8,8 @@ use anyhow::{Context, bail, ensure};
 use helix_checker::{BatchKey, payload};
 use helix_client::{Admin, Client, Config, NewTopic, Producer, ProducerOptions, TokenSource};
 use helix_proto::log::v1::{
-    ErrorReason, MembershipChange, MembershipPhase, RemoveNodeRequest, StoredBatch,
+    AddShardsRequest, ErrorReason, MembershipChange, MembershipPhase, RemoveNodeRequest,
+    StoredBatch,
 };
 use tokio::time::{Instant, sleep};
 
@@ -251,7 +252,8 @@ pub(crate) async fn split_shards(cluster: &mut ChaosCluster, total: u32) -> anyh
     if known >= total {
         return Ok(());
     }
-    retry_until_ok(|| admin.add_shards(known, total, true)).await?;
+    let request = AddShardsRequest { current: known, total, split: true, replicas: 0 };
+    retry_until_ok(|| admin.add_shards(request)).await?;
     let deadline = Instant::now() + CHANGE_MAX;
     loop {
         cluster.check_running()?;

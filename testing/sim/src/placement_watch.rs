@@ -76,8 +76,11 @@ impl PlacementChecker {
             }
             self.marks.hit(CoverageMark::AddedShardOpened);
             let nodes = members.iter().filter(|it| members.may_hold(it.node_id)).count();
-            let wanted = usize::try_from(placement.replicas()).unwrap_or(0).min(nodes);
-            let replicas = placement.shard(*shard_id).map_or(0, |shard| shard.replicas.len());
+            let Some(shard) = placement.shard(*shard_id) else {
+                return Err(format!("shard {shard_id} opens and is not placed"));
+            };
+            let wanted = usize::try_from(placement.wanted_replicas(shard)).unwrap_or(0);
+            let (wanted, replicas) = (wanted.min(nodes), shard.replicas.len());
             // A node that checks late may see the shard after its replicas or their number changed.
             if replicas == 0 || (replicas < wanted && replicas < 2) {
                 return Err(format!("shard {shard_id} opens with {replicas} of {wanted} replicas"));
@@ -208,9 +211,9 @@ pub fn problem(machines: &[SimulatedMachine]) -> Option<String> {
         return Some(format!("a replica moves: {moving:?}"));
     }
     let count = members.iter().count();
-    let wanted = usize::try_from(placement.replicas()).unwrap_or(0).min(count);
     for (shard_id, shard) in placement.shards() {
-        let wanted = if shard_id == 0 { VOTERS_MAX.min(count) } else { wanted };
+        let wanted = usize::try_from(placement.wanted_replicas(shard)).unwrap_or(0);
+        let wanted = if shard_id == 0 { VOTERS_MAX } else { wanted }.min(count);
         if shard.replicas.len() != wanted {
             return Some(format!("shard {shard_id} wants {wanted} replicas: {shard:?}"));
         }

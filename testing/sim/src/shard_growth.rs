@@ -1,7 +1,7 @@
 //! Adds data shards while faults come, and writes to topics that use them. Each acked record must
 //! be read back at its offset once the faults have ended.
 
-use helix_client::proto::log::v1::{GetPlacementResponse, Record};
+use helix_client::proto::log::v1::{AddShardsRequest, GetPlacementResponse, Record};
 use helix_client::{Client, FetchOptions, NewTopic, Position, ProducerOptions, ReadStart};
 use rand::RngExt;
 use rand::rngs::StdRng;
@@ -16,6 +16,9 @@ const SHARDS_MAX: u32 = 8;
 const TOPICS_MAX: usize = 4;
 
 const PARTITIONS: u32 = 6;
+
+/// Replicas of some shards and topics, whatever the number of the cluster is.
+const FACTOR: u32 = 3;
 
 /// Start of the names of these topics, which no group reads.
 pub(crate) const NAME_PREFIX: &str = "growth-";
@@ -54,9 +57,13 @@ impl ShardGrowth {
             return;
         }
         let split = rng.random_bool(0.7);
+        // Topics that ask for no number of replicas do not use the shards with their own.
+        let has_own = !split && known > 1 && rng.random_bool(0.3);
+        let replicas = if has_own { FACTOR } else { 0 };
         let how = if split { "splitting shards" } else { "adding shards" };
-        context.recorder.note(&format!("{how}: {total} instead of {current}"));
-        match client.admin().add_shards(current, total, split).await {
+        context.recorder.note(&format!("{how}: {total} instead of {current}, {replicas} replicas"));
+        let request = AddShardsRequest { current, total, split, replicas };
+        match client.admin().add_shards(request).await {
             Ok(()) => context.marks.hit(CoverageMark::ShardsAdded),
             Err(error) => context.recorder.note(&format!("cannot add shards: {error}")),
         }
@@ -71,7 +78,9 @@ impl ShardGrowth {
     ) {
         if self.topics.len() < TOPICS_MAX && (self.topics.is_empty() || rng.random_bool(0.3)) {
             let name = format!("{NAME_PREFIX}{}", self.topics.len());
-            match client.admin().create_topic(&NewTopic::new(&name, PARTITIONS)).await {
+            let mut new = NewTopic::new(&name, PARTITIONS);
+            new.replication_factor = if rng.random_bool(0.3) { FACTOR } else { 0 };
+            match client.admin().create_topic(&new).await {
                 Ok(_) => self.topics.push(name),
                 Err(error) => context.recorder.note(&format!("cannot create {name}: {error}")),
             }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::Context;
-use helix_client::proto::log::v1::PlacementShard;
+use helix_client::proto::log::v1::{AddShardsRequest, PlacementShard};
 use schemars::JsonSchema;
 use serde::Serialize;
 use tokio::time::{Instant, sleep};
@@ -21,6 +21,8 @@ pub(super) struct RequestedShards {
     pub(super) count: u32,
     /// Splits existing shards instead of adding empty ones.
     pub(super) split: bool,
+    /// Replicas of each; 0 for the cluster's number.
+    pub(super) replicas: u32,
 }
 
 /// Data shards that were added.
@@ -41,14 +43,15 @@ pub(super) async fn run(
     requested: RequestedShards,
     no_wait: bool,
 ) -> anyhow::Result<()> {
-    let RequestedShards { count, split } = requested;
+    let RequestedShards { count, split, replicas } = requested;
     let admin = connect(global).await?.admin();
     let what = format!("add {count} shards");
     let before = admin.placement().await.with_context(|| what.clone())?;
     let current: Vec<u32> = before.shards.iter().filter(is_data).map(|it| it.shard_id).collect();
     let known = u32::try_from(current.len()).unwrap_or(u32::MAX);
     let total = known.saturating_add(count);
-    admin.add_shards(known, total, split).await.with_context(|| what.clone())?;
+    let request = AddShardsRequest { current: known, total, split, replicas };
+    admin.add_shards(request).await.with_context(|| what.clone())?;
     let began = Instant::now();
     let shard_ids = loop {
         let placement = admin.placement().await.with_context(|| what.clone())?;

@@ -88,8 +88,9 @@ pub(crate) async fn run(global: &GlobalArgs, command: &ClusterSubcommand) -> any
         ClusterSubcommand::SetReplicas { replicas } => {
             placement::set_replicas(global, *replicas).await
         }
-        ClusterSubcommand::AddShards { count, split, no_wait } => {
-            let requested = add_shards::RequestedShards { count: *count, split: *split };
+        ClusterSubcommand::AddShards { count, split, replicas, no_wait } => {
+            let (count, split, replicas) = (*count, *split, *replicas);
+            let requested = add_shards::RequestedShards { count, split, replicas };
             add_shards::run(global, requested, *no_wait).await
         }
         ClusterSubcommand::MoveShard { shard, from, to, no_wait } => {

@@ -50,6 +50,9 @@ struct NodeLoad {
 struct ShardReplicas {
     shard_id: u32,
     node_ids: Vec<u64>,
+    /// Its own number of replicas. 0 if it follows the number of the cluster.
+    #[schemars(extend("x-wide" = true))]
+    replication_factor: u32,
     /// An added shard, which takes no partitions before it has its replicas.
     #[schemars(extend("x-wide" = true))]
     is_opening: bool,
@@ -204,6 +207,7 @@ impl From<&GetPlacementResponse> for PlacementStatus {
         let shard = |it: &PlacementShard| ShardReplicas {
             shard_id: it.shard_id,
             node_ids: it.node_ids.clone(),
+            replication_factor: it.replication_factor,
             is_opening: it.is_opening,
             moving: it.r#move.as_ref().map(|moving| MoveRow::of(it.shard_id, moving)),
             split: it.split.as_ref().map(SplitRow::of),
@@ -311,6 +315,9 @@ impl PlacementStatus {
                 (_, false) => "",
             };
             let _ = write!(text, "{:<6} {}{role}", shard.shard_id, nodes.join(","));
+            if shard.replication_factor != 0 {
+                let _ = write!(text, "  replication factor {}", shard.replication_factor);
+            }
             if let Some(moving) = &shard.moving {
                 let _ = write!(text, "  moving: {}", moving.text());
             }

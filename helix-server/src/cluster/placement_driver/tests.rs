@@ -5,7 +5,7 @@ use crate::cluster::placement::PlacedShard;
 
 fn report(moving: ShardMove, progress: Vec<ShardProgress>, is_reachable: bool) -> PlacementReport {
     let replicas: BTreeMap<u64, u32> = [(1, 1), (2, 1), (3, 1)].into();
-    let shard = PlacedShard { replicas, moving: Some(moving), split: None };
+    let shard = PlacedShard { replicas, moving: Some(moving), ..PlacedShard::default() };
     let placement = ReplicaPlacement { replicas: 3, shards: [(1, shard)].into(), is_paused: false };
     let members = Members { placement: Some(placement), ..Members::default() };
     let reachable = if is_reachable { 1..=4 } else { 1..=3 };

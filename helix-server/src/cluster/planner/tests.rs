@@ -181,7 +181,8 @@ fn expect_nothing_undone(moves: &[PlannedMove]) {
 /// Expects each shard to have its replicas, or a reason.
 fn expect_settled(cluster: &Cluster, last: &Plan) {
     for (shard_id, shard) in cluster.placement().shards() {
-        let wanted = if shard_id == 0 { 5 } else { cluster.placement().replicas() as usize };
+        let wanted = cluster.placement().wanted_replicas(shard) as usize;
+        let wanted = if shard_id == 0 { 5 } else { wanted };
         let explained = last.stuck.iter().any(|it| it.shard_id == shard_id);
         let is_wrong = |(node, generation): (&u64, &u32)| {
             let is_leaving = cluster.members.get(*node).is_none_or(|it| it.leaving);
@@ -195,7 +196,14 @@ fn expect_settled(cluster: &Cluster, last: &Plan) {
 fn random_cluster(rng: &mut StdRng) -> Cluster {
     let (nodes, shards) = (rng.random_range(1..=12), rng.random_range(1..=24));
     let replicas = *[1, 3, 5].choose(rng).unwrap();
-    Cluster::of(nodes, shards, replicas)
+    let mut cluster = Cluster::of(nodes, shards, replicas);
+    let placed = &mut cluster.members.placement.as_mut().unwrap().shards;
+    for (_, shard) in placed.iter_mut().filter(|it| *it.0 != 0) {
+        if rng.random_bool(0.3) {
+            shard.replication_factor = *[1, 3, 5].choose(rng).unwrap();
+        }
+    }
+    cluster
 }
 
 /// Returns this many seeds, times `HELIX_ROUNDS`; or only `HELIX_SEED`.
@@ -268,6 +276,10 @@ fn replicas_spread_over_racks() {
         let _context = SeedOnPanic(seed);
         let mut rng = StdRng::seed_from_u64(seed);
         let mut cluster = random_cluster(&mut rng);
+        if rng.random_bool(0.5) {
+            // Racks that nodes state only once replicas are spread.
+            cluster.settle(&mut rng);
+        }
         let racks = rng.random_range(1..=4);
         let salt = rng.random_range(0..100);
         cluster.set_racks(|node| match (node * 7 + salt) % (racks + 1) {

@@ -54,7 +54,13 @@ impl Cluster {
     }
 
     fn add_shards(&mut self, current: u32, total: u32) -> ClusterReply {
-        let add = AddShards { current, total, split: false };
+        let add = AddShards { current, total, ..AddShards::default() };
+        self.apply(ClusterCommand::Members(MemberCommand::AddShards(add)))
+    }
+
+    /// Adds shards with their own number of replicas.
+    fn add_shards_with(&mut self, current: u32, total: u32, replicas: u32) -> ClusterReply {
+        let add = AddShards { current, total, replicas, split: false };
         self.apply(ClusterCommand::Members(MemberCommand::AddShards(add)))
     }
 
@@ -110,7 +116,13 @@ impl Cluster {
     }
 
     fn create_topic(&mut self, name: &str, partition_count: u32) {
-        let created = self.apply(ClusterCommand::CreateTopic(CreateTopic {
+        let shards = self.state.shards_with(0).collect();
+        let created = self.create_in(name, partition_count, shards);
+        assert!(matches!(created, ClusterReply::Topic(_)), "{created:?}");
+    }
+
+    fn create_in(&mut self, name: &str, partition_count: u32, shards: Vec<u64>) -> ClusterReply {
+        self.apply(ClusterCommand::CreateTopic(CreateTopic {
             name: name.to_owned(),
             partition_count,
             replication_factor: 1,
@@ -121,10 +133,9 @@ impl Cluster {
                 min_durability: 1,
                 ..PartitionSettings::default()
             },
-            shards: self.state.shards().iter().copied().collect(),
+            shards,
             requested_at_us: 1,
-        }));
-        assert!(matches!(created, ClusterReply::Topic(_)), "{created:?}");
+        }))
     }
 
     fn add_partitions(&mut self, name: &str, partition_count: u32) {
@@ -197,6 +208,55 @@ fn refuses_wrong_numbers_of_shards() {
     assert_eq!(refused(cluster.add_shards(2, 6)), meanwhile);
     assert_eq!(cluster.add_shards(2, 4), ClusterReply::Done, "a repeated request");
     assert_eq!(cluster.state.members().placement().unwrap().shards().count(), 5);
+}
+
+#[test]
+fn shards_with_their_own_number_take_topics_that_ask_for_it() {
+    let mut cluster = Cluster::of(5, 1, 5);
+    assert_eq!(cluster.add_shards_with(1, 3, 3), ClusterReply::Done);
+    cluster.settle();
+    let replicas = |cluster: &Cluster| [1, 2, 3].map(|id| cluster.shard(id).replicas.len());
+    assert_eq!(replicas(&cluster), [5, 3, 3]);
+    cluster.create_topic("plain", 4);
+    assert_eq!(cluster.counts("plain"), [(1, 4)].into());
+    let created = cluster.create_in("three", 4, vec![2, 3]);
+    assert!(matches!(created, ClusterReply::Topic(_)), "{created:?}");
+    cluster.add_partitions("three", 8);
+    cluster.add_partitions("plain", 8);
+    assert_eq!(cluster.counts("three"), [(2, 4), (3, 4)].into());
+    assert_eq!(cluster.counts("plain"), [(1, 8)].into());
+
+    let mixed = cluster.create_in("mixed", 4, vec![1, 2]);
+    assert!(matches!(mixed, ClusterReply::Invalid { field: "shards", .. }), "{mixed:?}");
+    let again = cluster.create_in("three", 8, vec![2, 3]);
+    assert!(matches!(again, ClusterReply::AlreadyExistsEqual(_)), "{again:?}");
+    let ClusterReply::AlreadyExistsDifferent { difference, .. } =
+        cluster.create_in("plain", 8, vec![2, 3])
+    else {
+        panic!("a topic has one number");
+    };
+    assert!(difference.contains(", not 3"), "{difference}");
+
+    // The cluster's number changes only the shards that follow it.
+    cluster.member(MemberCommand::SetReplicas(1));
+    cluster.settle();
+    assert_eq!(replicas(&cluster), [1, 3, 3]);
+    let refused = |reply| matches!(reply, ClusterReply::Invalid { field: "replicas", .. });
+    assert!(refused(cluster.add_shards_with(3, 4, 2)));
+    let mut small = Cluster::of(4, 1, 3);
+    assert!(refused(small.add_shards_with(1, 2, 5)), "four nodes");
+}
+
+#[test]
+fn given_up_shard_keeps_its_number_of_replicas() {
+    let mut cluster = Cluster::of(5, 1, 5);
+    assert_eq!(cluster.add_shards_with(1, 2, 3), ClusterReply::Done);
+    assert!(cluster.step());
+    cluster.create(2);
+    let id = cluster.shard(2).moving.unwrap().id;
+    cluster.member(MemberCommand::CancelMove(CancelMove { shard_id: 2, id }));
+    cluster.settle();
+    assert_eq!(cluster.shard(3).replicas.len(), 3);
 }
 
 #[test]

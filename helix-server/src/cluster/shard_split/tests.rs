@@ -52,7 +52,7 @@ impl Cluster {
     fn add_shards(&mut self, total: u32) {
         let placement = self.state.members().placement().unwrap();
         let current = u32::try_from(placement.shards().count() - 1).unwrap();
-        let add = AddShards { current, total, split: true };
+        let add = AddShards { current, total, split: true, replicas: 0 };
         self.member(MemberCommand::AddShards(add));
     }
 

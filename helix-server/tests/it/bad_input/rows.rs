@@ -751,10 +751,7 @@ fn topics() -> Vec<FieldCase> {
                 replication_factor: 99,
                 ..create("new")
             }),
-            Refused(
-                R::Unimplemented,
-                "a replication_factor other than the number of replicas of all shards",
-            ),
+            Refused(R::InvalidArgument, "replication_factor: 99 is not one of 1, 3 and 5"),
         ),
         (&["CreateTopicRequest.validate_only"], named("new"), Fine),
         (
@@ -1129,16 +1126,35 @@ fn members() -> Vec<FieldCase> {
         ),
         (
             &["AddShardsRequest.total"],
-            InvalidCall::AddShards(AddShardsRequest { current: 1, total: 65, split: false }),
+            InvalidCall::AddShards(AddShardsRequest {
+                current: 1,
+                total: 65,
+                ..AddShardsRequest::default()
+            }),
             Refused(R::InvalidArgument, "total: 65 is above the limit of 64 data shards"),
         ),
         (
             &["AddShardsRequest.current", "AddShardsRequest.split"],
-            InvalidCall::AddShards(AddShardsRequest { current: 7, total: 8, split: true }),
+            InvalidCall::AddShards(AddShardsRequest {
+                current: 7,
+                total: 8,
+                split: true,
+                replicas: 0,
+            }),
             Refused(
                 R::MembershipChangeInProgress,
                 "data shards, not 7: shards were added meanwhile",
             ),
+        ),
+        (
+            &["AddShardsRequest.replicas"],
+            InvalidCall::AddShards(AddShardsRequest {
+                current: 1,
+                total: 2,
+                split: false,
+                replicas: 4,
+            }),
+            Refused(R::InvalidArgument, "replicas: 4 is not one of 1, 3 and 5"),
         ),
         (
             &["MoveShardRequest.shard_id"],
