@@ -1,8 +1,11 @@
 //! TopicService: creates, describes, changes and deletes topics.
 //! The cluster's state decides each change; the shards on this node describe the partitions.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Duration;
 
+use futures_util::future::join_all;
 use helix_proto::log::v1::topic_service_server::TopicService;
 use helix_proto::log::v1::{
     AddPartitionsRequest, AddPartitionsResponse, CreateTopicRequest, CreateTopicResponse,
@@ -11,6 +14,7 @@ use helix_proto::log::v1::{
     TrimPartitionRequest, TrimPartitionResponse, UpdateTopicRequest, UpdateTopicResponse,
 };
 use tokio::task::yield_now;
+use tokio::time::timeout;
 use tonic::{Request, Response, Status};
 
 use super::authorize::{Visibility, authorize_change};
@@ -26,7 +30,7 @@ use crate::limits::{
     PARTITIONS_PER_TOPIC_MAX, PARTITIONS_PER_TURN, TOPIC_NAME_BYTES_MAX, TOPICS_PER_PAGE_DEFAULT,
     TOPICS_PER_PAGE_MAX,
 };
-use crate::log::{PartitionLocation, SettingsMask, TopicInfo};
+use crate::log::{PartitionId, PartitionLocation, SettingsMask, TopicInfo};
 use crate::node::{LocatedPartition, Node};
 use crate::protocol;
 use crate::quote::quote;
@@ -34,6 +38,9 @@ use crate::transport::CallMemory;
 
 // The other half covers its heap data and its encoded form.
 const _: () = assert!(size_of::<PartitionInfo>() <= PARTITION_DESCRIBED_BYTES / 2);
+
+/// Longest wait for what other nodes know of partitions without a replica here.
+const ELSEWHERE_WAIT_MAX: Duration = Duration::from_secs(1);
 
 pub(crate) struct TopicHandler {
     node: Arc<Node>,
@@ -86,10 +93,7 @@ impl TopicHandler {
         let next_page_token = cut_page(&mut found, count, |topic| topic.name.clone());
         let bytes = found.iter().map(|topic| described_bytes(topic.partition_count)).sum();
         reserve_response(call, bytes).await?;
-        let mut topics = Vec::with_capacity(found.len());
-        for topic in found {
-            topics.push(self.describe(&topic).await);
-        }
+        let topics = self.describe_all(&found).await;
         Ok(ListTopicsResponse { topics, next_page_token })
     }
 
@@ -196,11 +200,65 @@ impl TopicHandler {
         }
     }
 
+    async fn describe(&self, topic: &TopicInfo) -> Topic {
+        let mut described = self.describe_here(topic).await;
+        self.describe_elsewhere(&[topic], std::slice::from_mut(&mut described)).await;
+        described
+    }
+
+    async fn describe_all(&self, found: &[Arc<TopicInfo>]) -> Vec<Topic> {
+        let mut topics = Vec::with_capacity(found.len());
+        for topic in found {
+            topics.push(self.describe_here(topic).await);
+        }
+        let found: Vec<&TopicInfo> = found.iter().map(|topic| &**topic).collect();
+        self.describe_elsewhere(&found, &mut topics).await;
+        topics
+    }
+
+    /// Adds the state of partitions whose shards have no replica here, as their leaders report it.
+    /// Without a report in time it stays unknown.
+    async fn describe_elsewhere(&self, found: &[&TopicInfo], topics: &mut [Topic]) {
+        let cluster = self.node.cluster();
+        // By shard: each partition with the topic and the number that it has.
+        let mut asked: BTreeMap<u64, Vec<(PartitionId, usize, usize)>> = BTreeMap::new();
+        for (at, topic) in found.iter().enumerate() {
+            let is_elsewhere = |shard: &u64| cluster.is_elsewhere(*shard);
+            let elsewhere: BTreeSet<u64> =
+                topic.shards().into_iter().filter(is_elsewhere).collect();
+            if elsewhere.is_empty() {
+                continue;
+            }
+            for (number, location) in topic.locations().enumerate() {
+                if elsewhere.contains(&location.shard_id) {
+                    let rows = asked.entry(location.shard_id).or_default();
+                    rows.push((location.partition, at, number));
+                }
+            }
+            yield_now().await;
+        }
+        let reports = asked.iter().map(|(shard_id, rows)| async move {
+            let partitions: Vec<PartitionId> = rows.iter().map(|row| row.0).collect();
+            let report = cluster.remote_partitions(*shard_id, &partitions);
+            timeout(ELSEWHERE_WAIT_MAX, report).await.ok()?.ok()
+        });
+        for (rows, reports) in asked.values().zip(join_all(reports).await) {
+            let Some(reports) = reports else { continue };
+            for (partition, at, number) in rows {
+                let Some(report) = reports.get(partition) else { continue };
+                let Some(described) = topics[*at].partitions.get_mut(*number) else { continue };
+                described.watermarks = Some(wire_watermarks(report.watermarks));
+                described.live_bytes = report.bytes.map(|bytes| bytes.0);
+                described.held_bytes = report.bytes.map(|bytes| bytes.1);
+            }
+        }
+    }
+
     /// Describes a topic with all of its partitions.
     ///
     /// Yields to other tasks: a topic with many partitions could otherwise delay heartbeats for
     /// longer than an election timeout.
-    async fn describe(&self, topic: &TopicInfo) -> Topic {
+    async fn describe_here(&self, topic: &TopicInfo) -> Topic {
         let mut partitions = Vec::with_capacity(topic.partition_count as usize);
         for (number, location) in (0..).zip(topic.locations()) {
             if partitions.len().is_multiple_of(PARTITIONS_PER_TURN) {
@@ -212,7 +270,7 @@ impl TopicHandler {
             name: topic.name.clone(),
             partitions,
             // The current number of replicas, not the number at the topic's creation.
-            replication_factor: self.node.cluster().replica_count(),
+            replication_factor: self.node.cluster().replicas_of(topic),
             config: Some(settings::to_config(&topic.settings)),
             topic_id: topic.id,
         }

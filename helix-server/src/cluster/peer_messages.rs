@@ -48,6 +48,15 @@ pub(super) enum PeerRequest {
     SplitRecords(SplitRecordsRequest),
 }
 
+/// State of a partition on the leader of its shard.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PartitionReport {
+    pub watermarks: Watermarks,
+    /// Payload bytes of the readable batches, and bytes on the leader's storage. `None` from nodes
+    /// of earlier releases.
+    pub bytes: Option<(u64, u64)>,
+}
+
 /// The response to a [`PeerRequest`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum PeerResponse {
@@ -63,7 +72,7 @@ pub(super) enum PeerResponse {
     /// Encoded groups.
     Groups(Vec<Vec<u8>>),
     /// Readable offsets by partition id.
-    Watermarks(Vec<(u64, Watermarks)>),
+    Watermarks(Vec<(u64, PartitionReport)>),
     SplitRecords(SplitRecords),
     /// Nothing was done; the request has to go to the leader.
     NotLeader,
@@ -142,8 +151,10 @@ impl PeerResponse {
             Self::Groups(groups) => PeerResponseKind::Groups(GroupRows { groups: groups.clone() }),
             Self::Watermarks(rows) => PeerResponseKind::Watermarks(WatermarkRows {
                 partitions: rows.iter().map(|(id, _)| *id).collect(),
-                log_starts: rows.iter().map(|(_, it)| it.log_start).collect(),
-                high_watermarks: rows.iter().map(|(_, it)| it.high_watermark).collect(),
+                log_starts: rows.iter().map(|(_, it)| it.watermarks.log_start).collect(),
+                high_watermarks: rows.iter().map(|(_, it)| it.watermarks.high_watermark).collect(),
+                live_bytes: rows.iter().filter_map(|(_, it)| Some(it.bytes?.0)).collect(),
+                held_bytes: rows.iter().filter_map(|(_, it)| Some(it.bytes?.1)).collect(),
             }),
             Self::SplitRecords(records) => PeerResponseKind::SplitRecords(records.clone()),
             Self::NotLeader => PeerResponseKind::NotLeader(true),
@@ -172,15 +183,7 @@ impl PeerResponse {
             }
             PeerResponseKind::Groups(it) => return Ok(Self::Groups(it.groups)),
             PeerResponseKind::Watermarks(it) => {
-                let WatermarkRows { partitions, log_starts, high_watermarks } = it;
-                let rows = partitions.len();
-                if log_starts.len() != rows || high_watermarks.len() != rows {
-                    return Err("columns of watermarks differ in length".to_owned());
-                }
-                let offsets = log_starts.into_iter().zip(high_watermarks);
-                let offsets = offsets
-                    .map(|(log_start, high_watermark)| Watermarks { log_start, high_watermark });
-                return Ok(Self::Watermarks(partitions.into_iter().zip(offsets).collect()));
+                return decode_watermarks(&it).map(Self::Watermarks);
             }
             PeerResponseKind::SplitRecords(it) => return Ok(Self::SplitRecords(it)),
             PeerResponseKind::NotLeader(_) => return Ok(Self::NotLeader),
@@ -280,6 +283,25 @@ fn field(name: &str) -> &'static str {
     FIELDS.into_iter().find(|field| *field == name).unwrap_or("request")
 }
 
+fn decode_watermarks(rows: &WatermarkRows) -> Result<Vec<(u64, PartitionReport)>, String> {
+    let WatermarkRows { partitions, log_starts, high_watermarks, live_bytes, held_bytes } = rows;
+    let count = partitions.len();
+    let has_bytes = !live_bytes.is_empty() || !held_bytes.is_empty();
+    let is_even = log_starts.len() == count
+        && high_watermarks.len() == count
+        && (!has_bytes || (live_bytes.len() == count && held_bytes.len() == count));
+    if !is_even {
+        return Err("columns of watermarks differ in length".to_owned());
+    }
+    let row = |at: usize| {
+        let watermarks =
+            Watermarks { log_start: log_starts[at], high_watermark: high_watermarks[at] };
+        let bytes = has_bytes.then(|| (live_bytes[at], held_bytes[at]));
+        (partitions[at], PartitionReport { watermarks, bytes })
+    };
+    Ok((0..count).map(row).collect())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -344,6 +366,10 @@ mod tests {
             let response = PeerResponse::ClusterReply(reply);
             assert_eq!(PeerResponse::decode(response.encode()).unwrap(), response);
         }
+        let report = |bytes| PartitionReport {
+            watermarks: Watermarks { log_start: 1, high_watermark: 9 },
+            bytes,
+        };
         let row = ShardProgress {
             shard_id: 2,
             version: 8,
@@ -362,7 +388,8 @@ mod tests {
             PeerResponse::Moved(vec![1, 3]),
             PeerResponse::LedShards(vec![(1, 7), (3, 9)]),
             PeerResponse::Groups(vec![vec![1, 2], Vec::new()]),
-            PeerResponse::Watermarks(vec![(5, Watermarks { log_start: 1, high_watermark: 9 })]),
+            PeerResponse::Watermarks(vec![(5, report(Some((3, 4))))]),
+            PeerResponse::Watermarks(vec![(5, report(None))]),
             PeerResponse::ReplicaStatus(ReplicaStatusReport {
                 term: 3,
                 voters: vec![1, 2],

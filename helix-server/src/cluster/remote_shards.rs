@@ -6,7 +6,9 @@ use futures_util::future::join_all;
 use tokio::time::{Instant, sleep};
 
 use super::client::Cluster;
-use super::peer_messages::{GroupsRequest, PeerRequest, PeerResponse, WatermarksRequest};
+use super::peer_messages::{
+    GroupsRequest, PartitionReport, PeerRequest, PeerResponse, WatermarksRequest,
+};
 use crate::error::{Error, LeaderHint, Result};
 use crate::limits;
 use crate::log::{ConsumerGroup, PartitionId, Watermarks};
@@ -178,12 +180,17 @@ impl Cluster {
         PeerResponse::Groups(rows)
     }
 
-    /// Asks for the readable offsets of partitions of a shard without a replica here, and remembers
-    /// them.
+    /// Asks for the state of partitions of a shard without a replica here, and remembers their
+    /// readable offsets.
     ///
     /// # Errors
     /// [`Error::NoLeader`] if no leader of the shard responds.
-    pub async fn learn_watermarks(&self, shard_id: u64, partitions: &[PartitionId]) -> Result<()> {
+    pub async fn remote_partitions(
+        &self,
+        shard_id: u64,
+        partitions: &[PartitionId],
+    ) -> Result<BTreeMap<PartitionId, PartitionReport>> {
+        let mut reports = BTreeMap::new();
         for part in partitions.chunks(WATERMARKS_MAX) {
             let partitions = part.iter().map(|partition| partition.0).collect();
             let request = PeerRequest::Watermarks(WatermarksRequest { shard_id, partitions });
@@ -194,9 +201,11 @@ impl Cluster {
             if remote.watermarks.len() + rows.len() > REMEMBERED_MAX {
                 remote.watermarks.clear();
             }
-            remote.watermarks.extend(rows.into_iter().map(|(id, it)| (PartitionId(id), it)));
+            let offsets = rows.iter().map(|(id, it)| (PartitionId(*id), it.watermarks));
+            remote.watermarks.extend(offsets);
+            reports.extend(rows.into_iter().map(|(id, report)| (PartitionId(id), report)));
         }
-        Ok(())
+        Ok(reports)
     }
 
     /// Returns the readable offsets of a partition as they were last asked for.
@@ -210,7 +219,12 @@ impl Cluster {
             return PeerResponse::NotLeader;
         }
         let asked = request.partitions.iter().take(WATERMARKS_MAX);
-        let known = asked.filter_map(|id| Some((*id, shard.watermarks(PartitionId(*id)).ok()?)));
-        PeerResponse::Watermarks(known.collect())
+        let report = |id: &u64| {
+            let partition = PartitionId(*id);
+            let watermarks = shard.watermarks(partition).ok()?;
+            let bytes = Some(shard.partition_bytes(partition));
+            Some((*id, PartitionReport { watermarks, bytes }))
+        };
+        PeerResponse::Watermarks(asked.filter_map(report).collect())
     }
 }

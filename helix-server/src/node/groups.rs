@@ -109,7 +109,7 @@ impl Node {
         }
         by_shard.retain(|shard_id, _| self.cluster.is_elsewhere(*shard_id));
         let asked = by_shard.iter().map(|(shard_id, partitions)| async {
-            let learning = self.cluster.learn_watermarks(*shard_id, partitions);
+            let learning = self.cluster.remote_partitions(*shard_id, partitions);
             // Ignored: they stay unknown.
             let _ = tokio::time::timeout(REMOTE_WAIT_MAX, learning).await;
         });
@@ -128,7 +128,7 @@ impl Node {
         if !self.cluster.is_elsewhere(shard_id) {
             return Ok(None);
         }
-        self.cluster.learn_watermarks(shard_id, &[partition]).await?;
+        self.cluster.remote_partitions(shard_id, &[partition]).await?;
         match self.cluster.remembered_watermarks(partition) {
             Some(watermarks) => Ok(Some(watermarks)),
             None => Err(Error::NoLeader { shard: shard_id }),
