@@ -118,12 +118,13 @@ pub enum CoverageMark {
     ShardsAdded,
     AddedShardOpened,
     AddedShardRead,
+    AckedBatchRepeated,
     ShardSplit,
     SplitCancelled,
 }
 
 impl CoverageMark {
-    pub const ALL: [Self; 109] = [
+    pub const ALL: [Self; 110] = [
         Self::LeaderChange,
         Self::LeaderChangeWithBatchInFlight,
         Self::LeaderCutOff,
@@ -231,6 +232,7 @@ impl CoverageMark {
         Self::ShardsAdded,
         Self::AddedShardOpened,
         Self::AddedShardRead,
+        Self::AckedBatchRepeated,
         Self::ShardSplit,
         Self::SplitCancelled,
     ];

@@ -39,6 +39,7 @@ pub mod group_member;
 pub mod group_offsets;
 pub mod group_topics;
 pub mod group_watch;
+mod growth_writer;
 pub mod invariants;
 pub mod links;
 pub mod membership;

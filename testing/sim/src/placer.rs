@@ -40,7 +40,7 @@ pub async fn operate(context: ClientContext, plan: PlacementPlan) -> turmoil::Re
     while !placer.context.is_calm() {
         let pause = placer.plan.pause.mul_f64(placer.rng.random_range(0.0..2.0));
         sleep(pause).await;
-        placer.random_action().await;
+        placer.random_action().await?;
     }
     placer.resume().await;
     placer.uncordon_all().await;
@@ -54,7 +54,7 @@ pub async fn operate(context: ClientContext, plan: PlacementPlan) -> turmoil::Re
 }
 
 impl Placer {
-    async fn random_action(&mut self) {
+    async fn random_action(&mut self) -> turmoil::Result<()> {
         match self.rng.random_range(0..19) {
             0..5 => self.move_shard().await,
             5..7 => self.cordon().await,
@@ -65,11 +65,12 @@ impl Placer {
             13..15 => self.add_shards().await,
             15..17 => {
                 let Self { growth, context, client, rng, .. } = self;
-                growth.write(context, client, rng).await;
+                growth.create_topic(context, client, rng).await?;
             }
             _ if self.is_paused => self.resume().await,
             _ => self.move_shard().await,
         }
+        Ok(())
     }
 
     fn note(&self, what: &str) {

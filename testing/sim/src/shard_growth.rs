@@ -1,19 +1,24 @@
-//! Adds data shards while faults come, and writes to topics that use them. Each acked record must
-//! be read back at its offset once the faults have ended.
+//! Adds data shards while faults come, and writes to topics that use them. Each acked batch must be
+//! at its offset once the faults have ended, and no batch may be there twice.
 
-use helix_client::proto::log::v1::{AddShardsRequest, GetPlacementResponse, Record};
-use helix_client::{Client, FetchOptions, NewTopic, Position, ProducerOptions, ReadStart};
+use std::collections::BTreeMap;
+
+use helix_checker::{BatchKey, payload};
+use helix_client::proto::log::v1::{AddShardsRequest, GetPlacementResponse};
+use helix_client::{Client, FetchOptions, NewTopic, Position, ReadStart};
 use rand::RngExt;
 use rand::rngs::StdRng;
+use tokio::task::JoinHandle;
 
 use crate::coverage::CoverageMark;
+use crate::growth_writer::{AckedBatches, GrowthWriter};
 use crate::workload::ClientContext;
 
 /// Largest number of data shards. Each takes memory on the simulated nodes.
 const SHARDS_MAX: u32 = 8;
 
 /// Topics that are created after shards were added.
-const TOPICS_MAX: usize = 4;
+const TOPICS_MAX: usize = 3;
 
 const PARTITIONS: u32 = 6;
 
@@ -23,21 +28,12 @@ const FACTOR: u32 = 3;
 /// Start of the names of these topics, which no group reads.
 pub(crate) const NAME_PREFIX: &str = "growth-";
 
-/// An acked record.
-#[derive(Debug)]
-struct AckedRecord {
-    topic: String,
-    partition: u32,
-    offset: u64,
-    value: Vec<u8>,
-}
-
-/// Shards that were added, and what was written to topics that use them.
+/// Shards that were added, and what is written to topics that use them.
 #[derive(Debug, Default)]
 pub(crate) struct ShardGrowth {
-    topics: Vec<String>,
-    acked: Vec<AckedRecord>,
-    written: u32,
+    topics: usize,
+    acked: AckedBatches,
+    writers: Vec<JoinHandle<()>>,
 }
 
 impl ShardGrowth {
@@ -57,9 +53,7 @@ impl ShardGrowth {
             return;
         }
         let split = rng.random_bool(0.7);
-        // Topics that ask for no number of replicas do not use the shards with their own.
-        let has_own = !split && known > 1 && rng.random_bool(0.3);
-        let replicas = if has_own { FACTOR } else { 0 };
+        let replicas = if !split && rng.random_bool(0.3) { FACTOR } else { 0 };
         let how = if split { "splitting shards" } else { "adding shards" };
         context.recorder.note(&format!("{how}: {total} instead of {current}, {replicas} replicas"));
         let request = AddShardsRequest { current, total, split, replicas };
@@ -69,74 +63,103 @@ impl ShardGrowth {
         }
     }
 
-    /// Creates a topic over the shards that take partitions now, or writes to one.
-    pub(crate) async fn write(
+    /// Creates a topic over the shards that take partitions now, and begins to write to it.
+    pub(crate) async fn create_topic(
         &mut self,
         context: &ClientContext,
         client: &Client,
         rng: &mut StdRng,
-    ) {
-        if self.topics.len() < TOPICS_MAX && (self.topics.is_empty() || rng.random_bool(0.3)) {
-            let name = format!("{NAME_PREFIX}{}", self.topics.len());
-            let mut new = NewTopic::new(&name, PARTITIONS);
-            new.replication_factor = if rng.random_bool(0.3) { FACTOR } else { 0 };
-            match client.admin().create_topic(&new).await {
-                Ok(_) => self.topics.push(name),
-                Err(error) => context.recorder.note(&format!("cannot create {name}: {error}")),
-            }
+    ) -> turmoil::Result<()> {
+        if self.topics == TOPICS_MAX {
+            return Ok(());
         }
-        let Some(topic) = self.topics.get(rng.random_range(0..self.topics.len().max(1))) else {
-            return;
-        };
-        let producer = client.producer(ProducerOptions::default());
+        let name = format!("{NAME_PREFIX}{}", self.topics);
+        let mut new = NewTopic::new(&name, PARTITIONS);
+        new.replication_factor = if rng.random_bool(0.3) { FACTOR } else { 0 };
+        if let Err(error) = client.admin().create_topic(&new).await {
+            context.recorder.note(&format!("cannot create {name}: {error}"));
+            return Ok(());
+        }
+        self.topics += 1;
         for partition in 0..PARTITIONS {
-            self.written += 1;
-            let value = self.written.to_le_bytes().to_vec();
-            let record = Record { value: Some(value.clone().into()), ..Record::default() };
-            let ack = producer.append(topic, partition, &[record][..]).await;
-            if let Ok(Some(offset)) = ack.map(|ack| ack.first_offset) {
-                let topic = topic.clone();
-                self.acked.push(AckedRecord { topic, partition, offset, value });
-            }
+            let writer = GrowthWriter::new(context, &name, partition, &self.acked)?;
+            self.writers.push(tokio::spawn(writer.run()));
         }
+        Ok(())
     }
 
-    /// Reads all acked records back.
+    /// Waits for the writers, and reads what was acked.
     ///
     /// # Errors
-    /// A record that is lost or another one.
+    /// A batch that is lost, doubled or another one.
     pub(crate) async fn check(
-        &self,
+        &mut self,
         context: &ClientContext,
         client: &Client,
     ) -> Result<(), String> {
-        for acked in &self.acked {
-            let AckedRecord { topic, partition, offset, value } = acked;
-            let start = ReadStart::new(topic.as_str(), *partition, Position::Offset(*offset));
-            let found = loop {
-                let options = FetchOptions { records_max: Some(1), ..FetchOptions::default() };
-                let fetched = client.consumer().fetch(std::slice::from_ref(&start), &options).await;
-                match fetched {
-                    Ok(found) => {
-                        break found.into_iter().flat_map(|it| it.records).next();
-                    }
-                    Err(error) => {
-                        context.recorder.note(&format!("cannot read {acked:?}: {error}"));
-                        if context.is_stopped() {
-                            // The nodes stop, too.
-                            return Ok(());
-                        }
-                    }
-                }
+        for writer in self.writers.drain(..) {
+            writer.await.map_err(|error| error.to_string())?;
+        }
+        let (batches, violation) = {
+            let mut state = self.acked.lock();
+            (std::mem::take(&mut state.batches), state.violation.take())
+        };
+        if let Some(violation) = violation {
+            return Err(violation);
+        }
+        for ((topic, partition), acked) in batches {
+            let Some(found) = read(context, client, &topic, partition, &acked).await? else {
+                // The nodes stop, too.
+                return Ok(());
             };
-            let is_same = found
-                .as_ref()
-                .is_some_and(|it| it.offset == *offset && it.value.as_deref() == Some(&value[..]));
-            if !is_same {
-                return Err(format!("{acked:?} was acked, but {found:?} is there"));
+            for (offset, key) in &acked {
+                if found.get(offset) != Some(key) {
+                    let found = found.get(offset);
+                    let what = format!("{key} was acked at {topic}/{partition}/{offset}");
+                    return Err(format!("{what}, but {found:?} is there"));
+                }
+            }
+            let mut first: BTreeMap<BatchKey, u64> = BTreeMap::new();
+            for (offset, key) in found {
+                if let Some(other) = first.insert(key, offset) {
+                    let what = format!("{key} is in {topic}/{partition}");
+                    return Err(format!("{what} twice, at {other} and {offset}"));
+                }
             }
             context.marks.hit(CoverageMark::AddedShardRead);
         }
         Ok(())
     }
+}
+
+/// Reads a partition up to the last acked batch. Returns `None` if the run ends before.
+async fn read(
+    context: &ClientContext,
+    client: &Client,
+    topic: &str,
+    partition: u32,
+    acked: &BTreeMap<u64, BatchKey>,
+) -> Result<Option<BTreeMap<u64, BatchKey>>, String> {
+    let (mut found, mut next) = (BTreeMap::new(), 0);
+    while acked.last_key_value().is_some_and(|(last, _)| *last >= next) {
+        let start = ReadStart::new(topic, partition, Position::Offset(next));
+        let fetched = client.consumer().fetch_encoded(&[start], &FetchOptions::default()).await;
+        match fetched {
+            Ok(fetched) => {
+                for stored in fetched.into_iter().flat_map(|it| it.batches) {
+                    let batch = stored.batch.unwrap_or_default();
+                    let (key, records) = payload::read(&batch)?;
+                    found.insert(stored.first_offset, key);
+                    next = stored.first_offset + u64::from(records);
+                }
+            }
+            Err(error) => {
+                context.recorder.note(&format!("cannot read {topic}/{partition}: {error}"));
+            }
+        }
+        if context.is_stopped() {
+            return Ok(None);
+        }
+    }
+    Ok(Some(found))
 }
