@@ -248,6 +248,21 @@ impl Members {
         self.get(node_id).is_none_or(|member| generation < member.generation)
     }
 
+    /// Returns the data shards of which a node has a log. It has none of a replica that is still to
+    /// be created, or that was lost with the node's directory.
+    pub fn shards_with_log(&self, node_id: u64) -> impl Iterator<Item = u64> {
+        let has_log = move |shard: &PlacedShard| {
+            let moving = shard.moving.filter(|moving| moving.to == Some(node_id));
+            let generation = match moving {
+                Some(moving) => Some(moving.generation).filter(|_| moving.is_created),
+                None => shard.replicas.get(&node_id).copied(),
+            };
+            generation.is_some_and(|generation| !self.is_lost(node_id, generation))
+        };
+        let shards = self.placement().into_iter().flat_map(ReplicaPlacement::shards);
+        shards.filter(move |(id, shard)| *id != 0 && has_log(shard)).map(|(id, _)| id)
+    }
+
     /// Returns whether a node has a replica of a data shard or a vote in shard 0, also during a
     /// move.
     pub fn has_replicas(&self, node_id: u64) -> bool {

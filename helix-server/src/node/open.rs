@@ -14,7 +14,7 @@ use super::shard_slots::{ShardSlot, ShardSlots};
 use super::unreplayed::{
     OpenFailure, Shard0Opening, UnreplayedLog, UnreplayedLogs, open_shard0_repaired,
 };
-use crate::cluster::{Bootstrap, Cluster, ClusterMachine, FIRST_GENERATION, PlacedShard};
+use crate::cluster::{Bootstrap, Cluster, ClusterMachine, FIRST_GENERATION};
 use crate::error::{Error, Result};
 use crate::memory;
 use crate::metrics::Metrics;
@@ -184,15 +184,7 @@ pub(super) fn named_shards(cluster: &Cluster) -> BTreeSet<u64> {
     let own = cluster.node_id();
     cluster.machine().read(|state| match state.members().placement() {
         None => state.shards().clone(),
-        Some(placement) => {
-            // A replica that is not created yet has no log.
-            let has_log = |shard: &PlacedShard| {
-                let moving = shard.moving.filter(|moving| moving.to == Some(own));
-                moving.map_or(shard.replicas.contains_key(&own), |moving| moving.is_created)
-            };
-            let placed = placement.shards().filter(|(id, shard)| *id != 0 && has_log(shard));
-            placed.map(|(id, _)| id).collect()
-        }
+        Some(_) => state.members().shards_with_log(own).collect(),
     })
 }
 

@@ -287,12 +287,17 @@ fn emptied_node_has_lost_all_earlier_replicas() {
     cluster.apply(MemberCommand::Replace(replace)).unwrap();
     assert!(!cluster.members.is_lost(3, 1));
     assert_eq!(cluster.members.refusal_to_hold(3), Some("has not joined yet"));
+    let with_log = |cluster: &Cluster| cluster.members.shards_with_log(3).collect::<Vec<_>>();
+    assert_eq!(with_log(&cluster), [1]);
     cluster.join(3);
     assert!(cluster.members.is_lost(3, 1));
+    assert!(with_log(&cluster).is_empty(), "a lost replica must not return on an empty log");
     assert_eq!(cluster.voters(0), [(1, 1), (2, 1), (3, 2)], "its vote in shard 0 is renewed");
     assert_eq!(cluster.voters(1), [(1, 1), (2, 1), (3, 1)]);
     let id = cluster.plan(1, 3, 3).unwrap();
+    assert!(with_log(&cluster).is_empty(), "not created yet");
     assert_eq!(cluster.create(1), 3);
+    assert_eq!(with_log(&cluster), [1]);
     assert_eq!(cluster.voters(1), [(1, 1), (2, 1), (3, 3)]);
     cluster.done(1, id, false);
     assert!(cluster.members.is_removed(1, 3, 1));
