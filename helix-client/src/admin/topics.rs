@@ -1,6 +1,7 @@
 //! Administration of topics: creation, settings, partitions, deletion, trims, offsets.
 
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use futures_util::future::try_join_all;
 use helix_proto::log::v1::{
@@ -22,6 +23,9 @@ const NUMBER_BYTES: usize = 5;
 /// Topics per page when all are listed.
 const PAGE_TOPICS: i32 = 1000;
 
+/// Time in which the service may add shards with the replication factor of a new topic.
+const SHARDS_WAIT_MAX: Duration = Duration::from_secs(20);
+
 /// Every method also fails with the last failure if no node, or the partition's leader, can be
 /// reached within the request timeout.
 impl Admin {
@@ -30,7 +34,10 @@ impl Admin {
     /// # Errors
     /// `TOPIC_ALREADY_EXISTS` if it exists with other settings.
     pub async fn create_topic(&self, topic: &NewTopic) -> Result<Topic> {
-        let call = CallSpec::new("create topic", repeat(topic.validate_only));
+        let mut call = CallSpec::new("create topic", repeat(topic.validate_only));
+        if topic.replication_factor != 0 {
+            call.wait = SHARDS_WAIT_MAX;
+        }
         let response = self
             .client
             .call_any(call, |node| {
