@@ -453,6 +453,7 @@ pub(crate) fn node_settings(config: &ServerConfig, files: &FileBudget) -> NodeSe
         },
         scrub_rate: config.scrub_rate,
         rack: config.rack.clone().unwrap_or_default(),
+        replace_down_after: config.replace_down_after,
         pace: config.pace,
         // Under a quota, polling would use up CPU time that is then missing for calls.
         busy_poll: ContainerLimits::of_process().cpus.is_none(),

@@ -140,5 +140,6 @@ fn wire_reason(reason: MoveReason) -> wire::MoveReason {
         MoveReason::Spread => wire::MoveReason::Spread,
         MoveReason::Manual => wire::MoveReason::Manual,
         MoveReason::Racks => wire::MoveReason::Racks,
+        MoveReason::NodeDown => wire::MoveReason::NodeDown,
     }
 }

@@ -3,10 +3,12 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, RwLock};
+use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::time::{Instant, sleep, timeout};
 
+use super::down_nodes::SilentNodes;
 use super::machine::ClusterMachine;
 use super::member_addresses::MemberAddresses;
 use super::peer_messages::{PeerRequest, PeerResponse};
@@ -55,6 +57,7 @@ pub struct Cluster {
     /// state if that was lost, or is too old to find the members that would bring it up to date.
     pub(super) reported_addresses: Mutex<MemberAddresses>,
     pub(super) remote: Mutex<RemoteShards>,
+    pub(super) silent: Mutex<SilentNodes>,
 }
 
 impl Cluster {
@@ -64,6 +67,7 @@ impl Cluster {
         hub: Arc<Hub>,
         seeds: BTreeMap<u64, String>,
         clock: Arc<dyn Clock>,
+        replace_down_after: Option<Duration>,
     ) -> Self {
         Self {
             replica: RwLock::new(Arc::new(replica)),
@@ -78,6 +82,7 @@ impl Cluster {
             join_blocked: Mutex::default(),
             reported_addresses: Mutex::default(),
             remote: Mutex::default(),
+            silent: Mutex::new(SilentNodes::new(replace_down_after)),
         }
     }
 

@@ -34,6 +34,7 @@ mod checkpoint;
 mod cleanup_rounds;
 mod client;
 mod dial;
+mod down_nodes;
 mod group_coordinator;
 mod machine;
 mod member_addresses;

@@ -37,10 +37,12 @@ pub enum MoveReason {
     Manual,
     /// A rack has more of the shard's replicas than another one, by two or more.
     Racks,
+    /// The node has not responded for long.
+    NodeDown,
 }
 
 impl MoveReason {
-    const ALL: [Self; 7] = [
+    const ALL: [Self; 8] = [
         Self::TooFew,
         Self::TooMany,
         Self::NodeLeaves,
@@ -48,11 +50,13 @@ impl MoveReason {
         Self::Spread,
         Self::Manual,
         Self::Racks,
+        Self::NodeDown,
     ];
 
     pub(super) fn number(self) -> u32 {
         match self {
             Self::Racks => 40,
+            Self::NodeDown => 41,
             other => other as u32 + 1,
         }
     }

@@ -175,12 +175,14 @@ impl Cluster {
             let shards: Vec<u64> = state.shards().iter().copied().collect();
             (state.version(), state.members().clone(), shards)
         });
-        let split = self.machine().read(|state| next_split(state, &self.reachable()));
+        let reachable = self.reachable();
+        let is_settled = self.observe_nodes(&members, &reachable);
+        let split = self.machine().read(|state| next_split(state, &reachable));
         let step = if let Some(split) = split {
             split
         } else if members.placement().is_some() {
-            let steps = plan(&members, &self.reachable()).steps;
-            let Some(step) = steps.into_iter().next() else { return true };
+            let steps = plan(&members, &reachable, &self.down_nodes()).steps;
+            let Some(step) = steps.into_iter().next() else { return is_settled };
             step.command(version)
         } else if members.running().is_none() && !shards.is_empty() {
             let replicas = self.replica().voters();
@@ -204,7 +206,7 @@ impl Cluster {
     /// where they should be, except for moves that only spread them.
     pub(super) fn is_placed(&self, members: &Members) -> bool {
         let all: BTreeSet<u64> = members.iter().map(|it| it.node_id).collect();
-        let is_done = plan(members, &all).is_complete();
+        let is_done = plan(members, &all, &BTreeSet::new()).is_complete();
         let mut moves = members.placement().into_iter().flat_map(ReplicaPlacement::moves);
         let mut leaving = members.iter().filter(|it| it.leaving);
         let target = members.shard_target(0);
@@ -222,7 +224,7 @@ impl Cluster {
     ) -> Vec<ShardProgress> {
         let Some(placement) = members.placement() else { return rows };
         let reachable = self.reachable();
-        let plan = plan(members, &reachable);
+        let plan = plan(members, &reachable, &self.down_nodes());
         let has_leaver = members.iter().any(|it| it.leaving && members.has_data(it.node_id));
         for row in &mut rows {
             if row.shard_id == 0 && has_leaver && row.phase == ChangePhase::Done {
@@ -262,7 +264,7 @@ impl Cluster {
         let (members, open) =
             self.machine().read(|state| (state.members().clone(), state.shards().clone()));
         let reachable = self.reachable();
-        let plan = plan(&members, &reachable);
+        let plan = plan(&members, &reachable, &self.down_nodes());
         let progress = self.progress_since(0, &members).await;
         let unwritable = self.unwritable_targets(&members, &reachable).await;
         Ok(PlacementReport { members, open, plan, progress, reachable, unwritable })

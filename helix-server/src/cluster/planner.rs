@@ -220,11 +220,12 @@ impl Plan {
     }
 }
 
-/// Plans the next moves. `reachable` has the nodes that respond, with this one. Nothing is planned
-/// without a placement.
-pub(super) fn plan(members: &Members, reachable: &BTreeSet<u64>) -> Plan {
+/// Plans the next moves. `reachable` has the nodes that respond, with this one, `down` those that
+/// have not responded for so long that others take their replicas. Nothing is planned without a
+/// placement.
+pub(super) fn plan(members: &Members, reachable: &BTreeSet<u64>, down: &BTreeSet<u64>) -> Plan {
     let Some(placement) = members.placement() else { return Plan::default() };
-    let mut planner = Planner::new(members, placement, reachable);
+    let mut planner = Planner::new(members, placement, reachable, down);
     planner.cancel();
     for (shard_id, shard) in placement.shards() {
         planner.repair(shard_id, shard);
@@ -267,6 +268,7 @@ struct Planner<'a> {
     members: &'a Members,
     placement: &'a ReplicaPlacement,
     reachable: &'a BTreeSet<u64>,
+    down: &'a BTreeSet<u64>,
     /// Replicas of data shards on each member after all moves.
     load: BTreeMap<u64, usize>,
     moves_left: usize,
@@ -278,6 +280,7 @@ impl<'a> Planner<'a> {
         members: &'a Members,
         placement: &'a ReplicaPlacement,
         reachable: &'a BTreeSet<u64>,
+        down: &'a BTreeSet<u64>,
     ) -> Self {
         let mut load: BTreeMap<u64, usize> = members.iter().map(|it| (it.node_id, 0)).collect();
         for (_, shard) in placement.shards().filter(|(id, _)| *id != 0) {
@@ -286,7 +289,7 @@ impl<'a> Planner<'a> {
             }
         }
         let moves_left = MOVES_MAX.saturating_sub(placement.moves().count());
-        Self { members, placement, reachable, load, moves_left, plan: Plan::default() }
+        Self { members, placement, reachable, down, load, moves_left, plan: Plan::default() }
     }
 
     fn load(&self, node: u64) -> usize {
@@ -334,17 +337,19 @@ impl<'a> Planner<'a> {
         self.plan.stuck.push(StuckShard { shard_id, node_id, reason });
     }
 
-    /// Cancels the moves to nodes that leave or have lost the new replica.
+    /// Cancels the moves to nodes that leave, are down or have lost the new replica.
     fn cancel(&mut self) {
         for (shard_id, moving) in self.placement.moves().filter(|(_, it)| !it.is_cancelled) {
             let Some(to) = moving.to else { continue };
-            if self.is_leaving(to) || self.members.is_lost(to, moving.generation) {
+            let is_gone = self.is_leaving(to) || self.down.contains(&to);
+            if is_gone || self.members.is_lost(to, moving.generation) {
                 self.plan.steps.push(PlanStep::Cancel { shard_id, id: moving.id });
             }
         }
     }
 
-    /// Moves a replica of a shard off a node that leaves or lost it, or changes their number.
+    /// Moves a replica of a shard off a node that leaves, lost it or is down, or changes their
+    /// number.
     fn repair(&mut self, shard_id: u64, shard: &PlacedShard) {
         if shard.moving.is_some() || shard.split.is_some() {
             return;
@@ -359,11 +364,13 @@ impl<'a> Planner<'a> {
         let leaving = leaving.filter(|node| !waits(node));
         let leaving = leaving.min_by_key(|node| (self.reachable.contains(node), *node));
         let count = shard.replicas.len();
+        let down = shard.replicas.keys().copied().find(|node| self.down.contains(node));
         let (from, reason) = match (lost, leaving) {
             (Some(node), _) => (Some(node), MoveReason::ReplicaLost),
             (None, Some(node)) => (Some(node), MoveReason::NodeLeaves),
             (None, None) if count < wanted => (None, MoveReason::TooFew),
             (None, None) if count > wanted => (Some(self.surplus(shard)), MoveReason::TooMany),
+            (None, None) if down.is_some() && waiting.is_none() => (down, MoveReason::NodeDown),
             (None, None) => {
                 if waiting.is_some() {
                     let shards = waiting.map_or(0, |node| self.data_shards_on(node));
@@ -385,10 +392,15 @@ impl<'a> Planner<'a> {
                 let rest = shard.replicas.iter().filter(|(node, _)| from != Some(**node));
                 let after = self.live(rest) + usize::from(to.is_some());
                 let size = count + usize::from(to.is_some()) - usize::from(from.is_some());
-                if to.is_none() && from.is_none() {
+                if to.is_none() && reason == MoveReason::NodeDown && shard_id == 0 {
+                    // All nodes vote. It keeps its vote until it returns.
+                    return;
+                }
+                if to.is_none() && (from.is_none() || reason == MoveReason::NodeDown) {
+                    let count = if from.is_some() { count - 1 } else { count };
                     let refused = self.refused(shard);
                     let reason = StuckReason::TooFewNodes { replicas: count, wanted, refused };
-                    return self.stuck(shard_id, None, reason);
+                    return self.stuck(shard_id, from, reason);
                 }
                 if size == 0 {
                     return self.stuck(shard_id, from, StuckReason::LastReplica);
@@ -434,8 +446,10 @@ impl<'a> Planner<'a> {
         shard: &PlacedShard,
         from: Option<u64>,
     ) -> Result<Option<u64>, Vec<u64>> {
+        let is_lost =
+            |node: u64| shard.replicas.get(&node).is_some_and(|it| self.members.is_lost(node, *it));
         let is_free = |node: &u64| {
-            let replaces = from == Some(*node) && shard_id != 0;
+            let replaces = from == Some(*node) && shard_id != 0 && is_lost(*node);
             self.members.may_hold(*node) && (replaces || !shard.replicas.contains_key(node))
         };
         let free: Vec<u64> = self.members.iter().map(|it| it.node_id).filter(is_free).collect();

@@ -36,6 +36,9 @@ const CHECKPOINT_BYTES_MIN: u64 = 64 << 10;
 /// With less, a leader would begin rounds of compaction by key all the time.
 const CLEANER_LAG_MIN: Duration = Duration::from_secs(1);
 
+/// Nodes reconnect within about a second after a short outage.
+const REPLACE_DOWN_AFTER_MIN: Duration = Duration::from_secs(1);
+
 /// Valid node ids: a replica id has 32 bits for the node.
 const NODE_IDS: std::ops::RangeInclusive<u64> = 1..=u32::MAX as u64;
 
@@ -131,6 +134,11 @@ impl ServerConfig {
         if let Some(rack) = &self.rack {
             let is_named = !rack.trim().is_empty() && rack.len() <= RACK_BYTES_MAX;
             problems.expect(is_named, "rack", rack, "choose a name of 1 to 64 bytes");
+        }
+        if let Some(after) = self.replace_down_after {
+            let is_patient = after >= REPLACE_DOWN_AFTER_MIN;
+            let what = "choose at least 1s, or omit the flag";
+            problems.expect(is_patient, "replace-down-after", &format_args!("{after:?}"), what);
         }
         if let Some(threads) = self.worker_threads {
             let is_sane = threads.get() <= WORKER_THREADS_MAX;

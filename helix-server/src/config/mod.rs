@@ -173,6 +173,11 @@ pub struct ServerConfig {
     #[arg(long, value_name = "NAME")]
     pub rack: Option<String>,
 
+    /// Time ("1h") after which other nodes take the replicas of a node that does not respond; the
+    /// same on all nodes [default: never]
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
+    pub replace_down_after: Option<Duration>,
+
     /// Name of the cluster; the node joins no cluster of another name [default: any]
     #[arg(long, value_name = "NAME")]
     pub cluster_id: Option<String>,

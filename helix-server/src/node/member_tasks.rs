@@ -114,7 +114,11 @@ async fn drive_members(node: &Node) -> bool {
     node.cluster.dial_members();
     let has_stated_rack = node.cluster.state_rack(&node.settings.rack).await;
     let leads_nothing = node.cluster.transfer_all().await;
-    let is_idle = !node.cluster.is_leader()
+    let is_leader = node.cluster.is_leader();
+    if !is_leader {
+        node.cluster.forget_silence();
+    }
+    let is_idle = !is_leader
         || (node.cluster.drive_change().await
             && node.cluster.raise_protocol().await
             && node.cluster.drive_placement().await);

@@ -50,7 +50,8 @@ pub(super) async fn open_cluster(
     let opening = if is_single_node { Shard0Opening::SingleNode } else { Shard0Opening::Start };
     let replica = open_shard0_repaired(logs, log, hub, &machine, opening).await?;
     let clock = logs.settings.clock.clone();
-    let cluster = Cluster::new(replica, machine, hub.clone(), seeds, clock);
+    let replace_down_after = logs.settings.replace_down_after;
+    let cluster = Cluster::new(replica, machine, hub.clone(), seeds, clock, replace_down_after);
     // A node that joined an existing cluster never forms one, even if it is the only one left.
     let may_form = identity.generation == FIRST_GENERATION;
     if is_single_node && may_form {

@@ -63,6 +63,8 @@ pub struct NodeSettings {
     pub storage: NodeStorage,
     /// Rack or zone; empty if it states none.
     pub rack: String,
+    /// Time after which others take the replicas of a node that does not respond; `None`: never.
+    pub replace_down_after: Option<Duration>,
     /// Name or id of the cluster. `None` accepts the other nodes' cluster, or draws a random id.
     pub cluster_name: Option<String>,
     /// Data shards of a new cluster.

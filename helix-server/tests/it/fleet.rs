@@ -29,6 +29,8 @@ pub(crate) struct Fleet {
     /// Nodes keep little log, so that a node added later does not find its start.
     short_logs: bool,
     data_shards: u64,
+    /// Time after which others take the replicas of a node that does not respond.
+    replace_down_after: Option<Duration>,
     /// Racks of the nodes that state one.
     racks: BTreeMap<u64, &'static str>,
     root: TempDir,
@@ -54,6 +56,7 @@ impl Fleet {
         Self {
             short_logs: false,
             data_shards: DATA_SHARDS,
+            replace_down_after: None,
             racks: BTreeMap::new(),
             root: tempfile::tempdir().unwrap(),
             listen: (1..=6).map(|node| (node, address())).collect(),
@@ -91,6 +94,14 @@ impl Fleet {
         fleet
     }
 
+    /// As [`Self::with_shards`], where the others take the replicas of a node that is down.
+    pub(crate) async fn replacing(nodes: &[u64], data_shards: u64, after: Duration) -> Self {
+        let mut fleet = Self { data_shards, replace_down_after: Some(after), ..Self::new() };
+        fleet.start_nodes(nodes, nodes).await;
+        fleet.settle().await;
+        fleet
+    }
+
     /// As [`Self::of`], with logs that are purged after some megabytes, and compacted by key soon.
     pub(crate) async fn with_short_logs(nodes: &[u64]) -> Self {
         let mut fleet = Self { short_logs: true, ..Self::new() };
@@ -111,6 +122,7 @@ impl Fleet {
             shards: Some(self.data_shards),
             node_id: node,
             rack: self.racks.get(&node).map(|rack| (*rack).to_owned()),
+            replace_down_after: self.replace_down_after,
             topics: vec![("default".to_owned(), 4)],
             storage: StorageMode::Durable,
             listen_addr: self.listen[&node],

@@ -26,6 +26,7 @@ mod console;
 mod consume;
 mod disk_failure;
 mod disk_full;
+mod down_nodes;
 mod embedded;
 mod fleet;
 mod gateway_members;

@@ -103,6 +103,7 @@ impl SimulatedTrio {
             topics: vec![("default".to_owned(), 1)],
             log_limits: self.log_limits,
             rack: String::new(),
+            replace_down_after: None,
             scrub_rate: self.scrub_rate,
             election_timeout: self.election_timeout,
             busy_poll: false,

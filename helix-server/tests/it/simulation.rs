@@ -85,6 +85,7 @@ pub(crate) fn settings_on(open: OpenDisk, seed: u64) -> NodeSettings {
         shares: MemoryShares::default(),
         log_limits: LogLimits::default(),
         rack: String::new(),
+        replace_down_after: None,
         scrub_rate: 0,
         busy_poll: false,
         pace: helix_server::limits::PACE,

@@ -63,6 +63,7 @@ fn settings(disks: &FuzzDisks) -> NodeSettings {
     let disks = disks.clone();
     let open = move |shard| disks.open(shard);
     NodeSettings {
+        replace_down_after: None,
         node_id: 1,
         storage: NodeStorage::Simulated(Arc::new(open)),
         cluster_name: None,

@@ -171,6 +171,7 @@ impl SimulatedMachine {
                 ..LogLimits::DEFAULT
             },
             rack: plan.rack_of(*node_id),
+            replace_down_after: plan.placement.as_ref().and_then(|it| it.replace_down_after),
             scrub_rate: plan.scrub_rate,
             busy_poll: false,
             pace: helix_server::limits::PACE,

@@ -119,12 +119,13 @@ pub enum CoverageMark {
     AddedShardOpened,
     AddedShardRead,
     AckedBatchRepeated,
+    DownNodeReplaced,
     ShardSplit,
     SplitCancelled,
 }
 
 impl CoverageMark {
-    pub const ALL: [Self; 110] = [
+    pub const ALL: [Self; 111] = [
         Self::LeaderChange,
         Self::LeaderChangeWithBatchInFlight,
         Self::LeaderCutOff,
@@ -233,6 +234,7 @@ impl CoverageMark {
         Self::AddedShardOpened,
         Self::AddedShardRead,
         Self::AckedBatchRepeated,
+        Self::DownNodeReplaced,
         Self::ShardSplit,
         Self::SplitCancelled,
     ];

@@ -18,6 +18,7 @@ use helix_server::raft::{node_of, replica_id};
 
 use crate::cluster::SimulatedMachine;
 use crate::coverage::{CoverageMark, CoverageMarks};
+use crate::plan::SimulationPlan;
 use crate::workload::CancelledShards;
 
 /// Voters of shard 0.
@@ -37,12 +38,16 @@ pub struct PlacementChecker {
     splits: BTreeSet<u64>,
     /// Shards whose moves an operator has cancelled at some time.
     cancelled: CancelledShards,
+    /// The planner cancels moves to nodes that are down.
+    replaces_down: bool,
 }
 
 impl PlacementChecker {
-    pub fn new(marks: CoverageMarks, cancelled: CancelledShards) -> Self {
+    pub fn new(plan: &SimulationPlan, marks: CoverageMarks, cancelled: CancelledShards) -> Self {
         let (versions, generations, open, splits) = Default::default();
-        Self { marks, versions, generations, open, splits, cancelled }
+        let placement = plan.placement.as_ref();
+        let replaces_down = placement.is_some_and(|it| it.replace_down_after.is_some());
+        Self { marks, versions, generations, open, splits, cancelled, replaces_down }
     }
 
     /// Checks every running node.
@@ -139,7 +144,8 @@ impl PlacementChecker {
             }
             let member = members.get(to);
             let is_gone = member.is_none_or(|it| it.leaving || moving.generation < it.generation);
-            if moving.is_cancelled && !is_gone && !self.cancelled.contains(shard_id) {
+            let may_be_cancelled = is_gone || self.replaces_down;
+            if moving.is_cancelled && !may_be_cancelled && !self.cancelled.contains(shard_id) {
                 return Err(format!("shard {shard_id}: no operator cancelled {moving:?}"));
             }
             if moving.id != version {
@@ -154,6 +160,12 @@ impl PlacementChecker {
             self.marks.hit(CoverageMark::ReplicaMoveBegun);
             if member.is_none_or(|it| it.leaving || it.cordoned) {
                 return Err(format!("shard {shard_id} moves to {member:?}"));
+            }
+            if moving.reason == MoveReason::NodeDown {
+                self.marks.hit(CoverageMark::DownNodeReplaced);
+                if !self.replaces_down {
+                    return Err(format!("shard {shard_id}: nothing allows {moving:?}"));
+                }
             }
             if let (MoveReason::Racks, Some(from)) = (moving.reason, moving.from) {
                 self.marks.hit(CoverageMark::RackMove);

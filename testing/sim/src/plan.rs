@@ -251,6 +251,8 @@ pub struct PlacementPlan {
     pub pause: Duration,
     /// Racks of the nodes, in turn; 0 for nodes that state none.
     pub racks: u64,
+    /// Time after which others take the replicas of a node that is down.
+    pub replace_down_after: Option<Duration>,
 }
 
 impl PlacementPlan {
@@ -273,6 +275,9 @@ impl PlacementPlan {
             pause: Duration::from_millis(rng.random_range(200..=1_500)),
             // Drawn last, so that seeds keep their plans.
             racks: if rng.random_bool(0.5) { rng.random_range(2..=3) } else { 0 },
+            replace_down_after: rng
+                .random_bool(0.3)
+                .then(|| Duration::from_millis(rng.random_range(1_000..=3_000))),
         };
         (has_placement || is_chosen).then_some(plan)
     }

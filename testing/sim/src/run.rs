@@ -236,7 +236,7 @@ impl World {
             tokens,
             clocks: ClockWitness::new(&plan, members.clone(), marks.clone()),
             tables: plan.table.map(|_| TableStateChecker::new(&plan, members.clone())),
-            placement: PlacementChecker::new(marks.clone(), context.cancelled()),
+            placement: PlacementChecker::new(&plan, marks.clone(), context.cancelled()),
             watch: InvariantChecker::new(
                 members,
                 recorder.clone(),

@@ -190,6 +190,7 @@ fn reason_text(name: &str) -> &'static str {
         "REPLICA_LOST" => "the node lost its data",
         "SPREAD" => "the numbers of replicas on the nodes differ",
         "MANUAL" => "an operator asked for it",
+        "NODE_DOWN" => "the node has not responded for long",
         "RACKS" => "another rack has fewer of its replicas",
         _ => "of a later release",
     }

@@ -16,13 +16,18 @@ struct Cluster {
     members: Members,
     version: u64,
     reachable: BTreeSet<u64>,
+    down: BTreeSet<u64>,
 }
 
 impl Cluster {
     fn of(nodes: u64, shards: u64, replicas: u32) -> Self {
         let ids = (1..=nodes.min(5)).map(|node| replica_id(node, 1)).collect();
-        let mut cluster =
-            Self { members: Members::default(), version: 0, reachable: (1..=nodes).collect() };
+        let mut cluster = Self {
+            members: Members::default(),
+            version: 0,
+            reachable: (1..=nodes).collect(),
+            down: BTreeSet::new(),
+        };
         let take = TakePlacement { replicas: ids, shards: (1..=shards).collect() };
         cluster.apply(&MemberCommand::TakePlacement(take));
         for node in 6..=nodes {
@@ -77,6 +82,13 @@ impl Cluster {
         counts.values().map(|count| count * count).sum()
     }
 
+    fn silence(&mut self, node_id: u64, is_down: bool) {
+        self.reachable.remove(&node_id);
+        if is_down {
+            self.down.insert(node_id);
+        }
+    }
+
     fn leave(&mut self, node_id: u64) {
         self.members.members.get_mut(&node_id).unwrap().leaving = true;
     }
@@ -111,7 +123,7 @@ impl Cluster {
         // Each replica moves once for what is wrong with it, once to another rack, once to spread.
         let bound = 3 * replicas + 5 * self.placement().shards().count() + 10;
         loop {
-            let next = plan(&self.members, &self.reachable);
+            let next = plan(&self.members, &self.reachable, &self.down);
             let running: Vec<u64> = self.placement().moves().map(|(id, _)| id).collect();
             assert!(running.len() + next.steps.len() <= MOVES_MAX, "{next:?}");
             for step in &next.steps {
@@ -186,7 +198,8 @@ fn expect_settled(cluster: &Cluster, last: &Plan) {
         let explained = last.stuck.iter().any(|it| it.shard_id == shard_id);
         let is_wrong = |(node, generation): (&u64, &u32)| {
             let is_leaving = cluster.members.get(*node).is_none_or(|it| it.leaving);
-            is_leaving || cluster.members.is_lost(*node, *generation)
+            let is_down = shard_id != 0 && cluster.down.contains(node);
+            is_leaving || is_down || cluster.members.is_lost(*node, *generation)
         };
         let wrong = shard.replicas.iter().any(is_wrong) || shard.replicas.len() != wanted;
         assert!(!wrong || explained, "shard {shard_id}: {shard:?}, {last:?}, {cluster:?}");
@@ -241,7 +254,7 @@ fn random_clusters_converge_and_undo_nothing() {
                 0 => cluster.cordon(node),
                 1 => cluster.lose(node),
                 2 => cluster.leave(node),
-                3 => drop(cluster.reachable.remove(&node)),
+                3 => cluster.silence(node, rng.random_bool(0.5)),
                 4 => cluster.add(13 + rng.random_range(0..4)),
                 _ => {
                     let replicas = *[1, 3, 5].choose(&mut rng).unwrap();
@@ -333,7 +346,7 @@ fn crowded_rack_has_a_reason_and_blocks_no_change() {
     let free = (1..=4).find(|node| !holders.contains(node)).unwrap();
     cluster.set_racks(|node| if node == free { "b" } else { "a" }.to_owned());
     cluster.cordon(free);
-    let last = plan(&cluster.members, &cluster.reachable);
+    let last = plan(&cluster.members, &cluster.reachable, &cluster.down);
     let of_data: Vec<_> = last.stuck.iter().filter(|it| it.shard_id == 1).collect();
     let [stuck] = of_data[..] else { panic!("{last:?}") };
     assert_eq!(stuck.reason.code(), "RACKS");
@@ -382,17 +395,48 @@ fn new_node_gets_its_share_and_a_difference_of_one_moves_nothing() {
 fn moves_in_progress_count_at_their_target() {
     let mut cluster = Cluster::of(3, 4, 3);
     cluster.add(4);
-    let first = plan(&cluster.members, &cluster.reachable);
+    let first = plan(&cluster.members, &cluster.reachable, &cluster.down);
     for step in &first.steps {
         cluster.apply(&step.command(cluster.version));
     }
     assert_eq!(first.steps.len(), MOVES_MAX);
-    let next = plan(&cluster.members, &cluster.reachable);
+    let next = plan(&cluster.members, &cluster.reachable, &cluster.down);
     assert_eq!(next.steps, [], "as many moves as may run");
     let running: Vec<u64> = cluster.placement().moves().map(|(id, _)| id).collect();
     running.into_iter().for_each(|id| cluster.carry_out(id));
-    let next = plan(&cluster.members, &cluster.reachable);
+    let next = plan(&cluster.members, &cluster.reachable, &cluster.down);
     assert_eq!(next.steps, [], "{:?}", cluster.loads());
+}
+
+#[test]
+fn replicas_move_off_nodes_that_are_down() {
+    let mut rng = StdRng::seed_from_u64(1);
+    let mut cluster = Cluster::of(7, 6, 3);
+    cluster.settle(&mut rng);
+    let holder = *cluster.placement().shard(0).unwrap().replicas.keys().next().unwrap();
+    cluster.silence(holder, false);
+    assert_eq!(cluster.settle(&mut rng).0, [], "it may return soon");
+    cluster.silence(holder, true);
+    let (moves, last) = cluster.settle(&mut rng);
+    assert!(moves.iter().any(|it| it.reason == MoveReason::NodeDown && it.shard_id != 0));
+    assert_eq!(last.stuck, []);
+    for (shard_id, shard) in cluster.placement().shards() {
+        assert!(!shard.replicas.contains_key(&holder), "shard {shard_id}: {shard:?}");
+        assert_eq!(shard.replicas.len(), if shard_id == 0 { 5 } else { 3 });
+    }
+    cluster.reachable.insert(holder);
+    cluster.down.clear();
+    cluster.settle(&mut rng);
+    let loads = cluster.loads();
+    assert!(loads.values().max().unwrap() - loads.values().min().unwrap() <= 1, "{loads:?}");
+
+    // Nothing moves if no other node may get a replica.
+    let mut cluster = Cluster::of(3, 1, 3);
+    cluster.silence(3, true);
+    let (moves, last) = cluster.settle(&mut rng);
+    assert_eq!(moves, []);
+    let stuck = last.stuck.iter().find(|it| it.shard_id == 1).unwrap();
+    assert_eq!((stuck.node_id, stuck.reason.code()), (Some(3), "TOO_FEW_NODES"));
 }
 
 #[test]
@@ -410,7 +454,7 @@ fn live_replica_is_not_removed_while_a_lost_one_stays() {
 #[test]
 fn every_stuck_replica_has_a_reason() {
     let reasons = |cluster: &Cluster| -> Vec<&'static str> {
-        let plan = plan(&cluster.members, &cluster.reachable);
+        let plan = plan(&cluster.members, &cluster.reachable, &cluster.down);
         let data = plan.stuck.iter().filter(|it| it.shard_id != 0);
         data.map(|it| it.reason.code()).collect()
     };
@@ -447,12 +491,12 @@ fn pauses_are_obeyed() {
                 0 => cluster.cordon(node),
                 1 => cluster.lose(node),
                 2 => cluster.leave(node),
-                _ => drop(cluster.reachable.remove(&node)),
+                _ => cluster.silence(node, rng.random_bool(0.5)),
             }
         }
-        let free = plan(&cluster.members, &cluster.reachable);
+        let free = plan(&cluster.members, &cluster.reachable, &cluster.down);
         cluster.apply(&MemberCommand::PauseMoves(true));
-        let paused = plan(&cluster.members, &cluster.reachable);
+        let paused = plan(&cluster.members, &cluster.reachable, &cluster.down);
         assert_eq!(paused.steps, [], "{paused:?}");
         for step in &free.steps {
             let PlanStep::Move(planned) = *step else { panic!("{step:?}") };
@@ -468,7 +512,7 @@ fn pauses_are_obeyed() {
         expect_settled(&cluster, &paused);
         assert!(free.is_complete() || !paused.is_complete(), "{free:?} {paused:?}");
         cluster.apply(&MemberCommand::PauseMoves(false));
-        assert_eq!(plan(&cluster.members, &cluster.reachable), free);
+        assert_eq!(plan(&cluster.members, &cluster.reachable, &cluster.down), free);
     }
     assert!(paused_shards > 50, "{paused_shards}");
 }
@@ -565,6 +609,6 @@ fn move_to_a_node_that_leaves_is_cancelled() {
     let step = PlanStep::Move(PlannedMove { shard_id: 1, from, to, reason });
     cluster.apply(&step.command(0));
     cluster.leave(4);
-    let steps = plan(&cluster.members, &cluster.reachable).steps;
+    let steps = plan(&cluster.members, &cluster.reachable, &cluster.down).steps;
     assert!(matches!(steps[..], [PlanStep::Cancel { shard_id: 1, .. }]), "{steps:?}");
 }

@@ -70,7 +70,7 @@ impl Cluster {
 
     /// Starts the next planned step. Returns whether there was one.
     fn step(&mut self) -> bool {
-        let steps = plan(self.state.members(), &self.reachable).steps;
+        let steps = plan(self.state.members(), &self.reachable, &BTreeSet::new()).steps;
         let Some(step) = steps.into_iter().next() else { return false };
         let version = self.state.version();
         let command = match step {
