@@ -271,7 +271,9 @@ impl Building {
         Ok(())
     }
 
-    /// Asks the parent's replicas in turn, this node's own first.
+    /// Asks the parent's replicas in turn: this node's own first, which sends nothing, and the
+    /// leader last, which appends already. Each returns only what it has applied, and the receiver
+    /// checks every entry (`SplitLog::add`).
     async fn fetch(&self, node: &Arc<Node>) -> Result<SplitRecords> {
         let NewReplica { shard_id, ref split, .. } = self.new;
         let own = node.settings.node_id;
@@ -281,7 +283,12 @@ impl Building {
         });
         let turn = usize::try_from(shard_id).unwrap_or(0) % sources.len().max(1);
         sources.rotate_left(turn);
-        sources.sort_by_key(|source| *source != own);
+        let leader = match node.shard(split.parent) {
+            Some(shard) => shard.leader_hint(),
+            None => node.cluster.remote_leader(split.parent),
+        };
+        let leader = leader.map(|leader| leader.node_id);
+        sources.sort_by_key(|source| (*source != own, Some(*source) == leader));
         let mut refusals = Vec::new();
         for source in sources {
             let request = SplitRecordsRequest {

@@ -75,6 +75,9 @@ const _: () = assert!(RECORDS_BYTES + (BATCH_BYTES_MAX as usize) < MESSAGE_BYTES
 pub(super) const RECORDS_REQUESTS_MAX: usize = 64;
 /// Shards of a node that may fetch records at the same time. Each holds a few chunks in memory.
 pub(super) const FETCHES_MAX: usize = 4;
+/// Wait for the response to a request for records, after which another replica is asked: a source
+/// whose disk hangs never responds. At the least rate of copies, the largest batch takes 8 s.
+pub(super) const RECORDS_WAIT_MAX: Duration = Duration::from_secs(30);
 /// Pause before a fetch repeats a request after a lost connection.
 pub(super) const FETCH_PAUSE: Duration = Duration::from_millis(100);
 /// Delay of the response of a failed fetch, after which the leader sends the snapshot again.
