@@ -452,6 +452,7 @@ pub(crate) fn node_settings(config: &ServerConfig, files: &FileBudget) -> NodeSe
             groups_bytes: limits::GROUPS_BYTES_MAX,
         },
         scrub_rate: config.scrub_rate,
+        copy_rate_max: config.copy_rate_max,
         rack: config.rack.clone().unwrap_or_default(),
         pace: config.pace,
         // Under a quota, polling would use up CPU time that is then missing for calls.

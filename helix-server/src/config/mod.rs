@@ -3,6 +3,7 @@
 
 mod check;
 mod container;
+mod copy_rate;
 mod file;
 mod flags;
 mod jwt;
@@ -339,6 +340,11 @@ pub struct ServerConfig {
     /// Bytes of its logs that the node reads per second to find damage early; 0 turns it off
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes, default_value = "8MiB")]
     pub scrub_rate: u64,
+
+    /// Bytes per second that the node copies at most for moves and recovery, and less while appends
+    /// are slow
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes, default_value = "146MiB")]
+    pub copy_rate_max: u64,
 
     /// In-flight limit for batches over 16 KiB while smaller ones arrive, in multiples of the log's
     /// bandwidth-delay product; 0 turns it off

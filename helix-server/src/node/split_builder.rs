@@ -33,7 +33,8 @@ const POLL_INTERVAL: Duration = Duration::from_millis(20);
 const ELECTIONS: u32 = 5;
 const ELECTION_PAUSE: Duration = Duration::from_millis(100);
 
-/// A replica is ready once it lacks less than this: copied in a fraction of a second.
+/// A replica is ready once it lacks less than this, and less than it may copy in a second. The last
+/// copy is made while the partitions are sealed.
 const READY_BYTES: u64 = 8 << 20;
 
 pub(super) fn start(node: &Arc<Node>) {
@@ -237,7 +238,7 @@ impl Building {
             if !found.records.is_empty() {
                 let at = if is_sealed { begins.index } else { found.applied };
                 let left = self.records.add(&found.records, at).await.map_err(failed)?;
-                let is_near = left < READY_BYTES;
+                let is_near = left < READY_BYTES.min(node.hub.copy_pace().rate);
                 if is_near && self.new.own.step < SplitStep::Ready {
                     self.say(node, SplitStep::Ready).await?;
                 }

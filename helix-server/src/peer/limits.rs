@@ -49,12 +49,9 @@ pub(super) const CLOSE_BYTES: u64 = 24 << 20;
 pub(super) const CLOSE_ENTRIES: u64 = 1 << 17;
 const _: () = assert!(CLOSE_BYTES > SHARD_BYTES_IN_FLIGHT_MAX as u64);
 
-/// Rate of the catch-up lane over all shards of this node, in bytes per second.
-/// A small part of a disk's sequential read bandwidth, so that appends keep theirs.
-pub(super) const CATCH_UP_RATE: u64 = 146 << 20;
-/// Bytes that the catch-up lane may send at once after a pause.
+/// Bytes that a node may copy at once after a pause.
 /// Live appends queue behind a burst on disks and in sockets.
-pub(super) const CATCH_UP_BURST: u64 = 512 << 10;
+pub(super) const COPY_BURST: u64 = 512 << 10;
 
 /// Snapshot bytes per message.
 pub(super) const CHUNK_BYTES: usize = 1 << 20;

@@ -172,6 +172,7 @@ impl SimulatedMachine {
             },
             rack: plan.rack_of(*node_id),
             scrub_rate: plan.scrub_rate,
+            copy_rate_max: helix_server::limits::COPY_RATE_MAX,
             busy_poll: false,
             pace: helix_server::limits::PACE,
             election_timeout: helix_server::limits::ELECTION_TIMEOUT,
