@@ -300,6 +300,16 @@ impl Hub {
         records.entries.into_iter().map(placement).collect()
     }
 
+    /// Waits until this node may copy, and counts nothing yet.
+    pub async fn wait_to_copy(&self) {
+        self.table.throttle.wait().await;
+    }
+
+    /// Takes copied bytes from the budget of this node.
+    pub fn spend_copied(&self, bytes: u64) {
+        self.table.throttle.spend(bytes);
+    }
+
     /// Chooses the rate of copies until the next call, which the caller makes once a second.
     ///
     /// Takes the totals of two histograms since the start: times of appends by

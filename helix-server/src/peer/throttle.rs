@@ -61,10 +61,15 @@ impl Throttle {
 
     /// Takes the bytes of a request that is sent now.
     pub(super) fn spend(&self, bytes: u64) {
-        self.copied.add(bytes);
+        self.note(bytes);
         let mut bucket = sync::lock(&self.bucket);
         let full = Instant::now() - time_for(self.burst, bucket.rate);
         bucket.empty_at = bucket.empty_at.max(full) + time_for(bytes, bucket.rate);
+    }
+
+    /// Counts bytes that another node sends at its own rate, without taking them from the bucket.
+    pub(super) fn note(&self, bytes: u64) {
+        self.copied.add(bytes);
     }
 
     /// Returns the bytes copied since the start.
@@ -115,6 +120,8 @@ mod tests {
         let began = Instant::now();
         throttle.wait().await;
         assert_eq!(began.elapsed(), Duration::from_millis(500));
-        assert_eq!(throttle.copied(), 2500);
+        throttle.note(7);
+        assert_eq!(throttle.wait_until(), None, "another node pays for these");
+        assert_eq!(throttle.copied(), 2507);
     }
 }

@@ -17,6 +17,7 @@ use pb::exchange_request::Message;
 use pb::question::Question as UnaryRequest;
 use tokio::time::{sleep, timeout};
 
+use super::records::records_bytes;
 use crate::peer::connection::lane::PeerLane;
 use crate::peer::limits::{FETCH_PAUSE, RECORDS_BYTES, RECORDS_WAIT_MAX};
 use crate::peer::table::PeerTable;
@@ -123,7 +124,8 @@ fn in_turn(from: &pb::Route, voters: impl IntoIterator<Item = ReplicaId>) -> Vec
     replicas
 }
 
-/// Sends one request for records and waits for its response.
+/// Sends one request for records and waits for its response. This node pays for the bytes too: it
+/// writes them, beside the appends to its other shards.
 async fn request_records(
     table: &PeerTable,
     shard_id: u64,
@@ -135,6 +137,7 @@ async fn request_records(
     let unknown = || FetchError::Refused(format!("node {node} is not one of the peers"));
     let peer = table.peer(node).ok_or_else(unknown)?;
     let lost = |why: &dyn ToString| FetchError::Lost(why.to_string());
+    table.throttle.wait().await;
     let session = peer.session(PeerLane::CatchUp).map_err(|why| lost(&why))?;
     let id = table.local.next_id();
     let pending = session.expect_response(id).map_err(|why| lost(&why))?;
@@ -147,7 +150,10 @@ async fn request_records(
     let response = waited
         .map_err(|_| lost(&format!("node {node} has not responded within {RECORDS_WAIT_MAX:?}")))?;
     match response.map_err(|why| lost(&why))? {
-        UnaryResult::Records(records) => Ok(records),
+        UnaryResult::Records(records) => {
+            table.throttle.spend(records_bytes(&records) as u64);
+            Ok(records)
+        }
         UnaryResult::Failure(failure) => {
             Err(FetchError::Refused(format!("node {node}: {}", failure.text)))
         }
