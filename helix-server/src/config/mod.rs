@@ -29,6 +29,7 @@ use crate::log::PartitionSettings;
 use crate::memory::MemoryShares;
 pub use check::ConfigError;
 pub use container::ContainerLimits;
+pub use copy_rate::CopyRateFile;
 pub use flags::{ConfigAction, Flags, ResolvedConfig, SettingOrigin};
 pub use jwt::JwksFile;
 pub use settings::{Setting, SettingKind, settings};
@@ -342,7 +343,7 @@ pub struct ServerConfig {
     pub scrub_rate: u64,
 
     /// Bytes per second that the node copies at most for moves and recovery, and less while appends
-    /// are slow
+    /// are slow; read again when the file changes
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes, default_value = "146MiB")]
     pub copy_rate_max: u64,
 
@@ -391,6 +392,10 @@ pub struct ServerConfig {
         default_value = "info"
     )]
     pub log_level: String,
+
+    /// File in which `copy_rate_max` may change while the node runs.
+    #[arg(skip)]
+    pub copy_rate_file: Option<CopyRateFile>,
 }
 
 impl Default for ServerConfig {

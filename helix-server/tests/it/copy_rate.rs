@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
+use helix_server::config::{CopyRateFile, ServerConfig};
 use helix_server::node::{Node, NodeSettings, NodeStorage, SimulatedDisks};
 use helix_server::shard::{Durability, FlowShare};
 use helix_wal::storage::{SimulatedDisk, Storage};
@@ -14,6 +15,7 @@ use tokio::task::JoinSet;
 
 use crate::simulated_trio::one_record;
 use crate::simulation::settings_on;
+use crate::support::TestServer;
 use crate::trio::until;
 
 /// The data shard that appends go to, and that is split.
@@ -124,4 +126,23 @@ async fn copies_slow_down_while_appends_are_slow() {
         ended.unwrap();
     }
     node.close().await;
+}
+
+#[tokio::test]
+async fn largest_rate_follows_the_configuration_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("helix.toml");
+    let write = |text: &str| {
+        #[allow(clippy::disallowed_methods)]
+        std::fs::write(&path, text).unwrap();
+    };
+    write("copy_rate_max = '20MiB'\n");
+    let copy_rate_file = Some(CopyRateFile::new(&path));
+    let config = ServerConfig { copy_rate_file, ..ServerConfig::in_memory() };
+    let server = TestServer::start(config, None).await;
+    let rate_max = || server.running.node().copy_pace().rate_max;
+    until("the file is read", async || (rate_max() == 20 << 20).then_some(())).await;
+    write("copy_rate_max = 30_000_000\n");
+    until("it is read again", async || (rate_max() == 30_000_000).then_some(())).await;
+    server.running.shutdown().await;
 }
