@@ -104,7 +104,9 @@ pub fn configure(flags: &Flags) -> Result<ServerConfig, ExitCode> {
             }
             Err(ExitCode::from(EXIT_USAGE))
         }
-        (Ok(ResolvedConfig { config, .. }), ConfigAction::Run) => Ok(config),
+        (Ok(ResolvedConfig { config, copy_rate_file, .. }), ConfigAction::Run) => {
+            Ok(ServerConfig { copy_rate_file, ..config })
+        }
         (Ok(ResolvedConfig { config, .. }), ConfigAction::Check) => Err(check(&config)),
         (Ok(resolved), ConfigAction::Print) => Err(print(&resolved.to_string())),
     }

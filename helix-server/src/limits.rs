@@ -617,5 +617,13 @@ pub const TRACES_QUEUED_MAX: usize = 2_048;
 /// Syncs measured at start.
 pub const SYNC_PROBES: usize = 64;
 
+/// Default of the largest rate at which a node copies records, in bytes per second: a small part
+/// of a disk's sequential bandwidth, so that appends keep theirs.
+pub const COPY_RATE_MAX: u64 = 146 << 20;
+
+/// Least rate of copies, in bytes per second, so that a copy always progresses. The largest batch
+/// takes 8 s.
+pub const COPY_RATE_LEAST: u64 = 1 << 20;
+
 /// Data shards of a cluster. More shards cost more than they gain.
 pub const SHARDS_MAX: u64 = 64;

@@ -1,6 +1,7 @@
 //! Starts and stops a server: a node, its transport and its admin port.
 //! Embeddable: handles no signals, prints nothing and never ends the process.
 
+mod copy_rate;
 mod jwt;
 mod tls;
 mod traces;
@@ -87,7 +88,7 @@ struct Ports {
     files: FileBudget,
     tls: PortsTls,
     traces: TraceConfig,
-    /// Ends the watch of the certificate files and of the keys of JWTs.
+    /// Ends the watches of files: certificates, keys of JWTs, and the rate of copies.
     file_watches: Vec<DropGuard>,
 }
 
@@ -107,7 +108,7 @@ pub struct RunningServer {
     is_encrypted: bool,
     is_admin_encrypted: bool,
     traces: Option<TraceExport>,
-    /// Ends the watch of the certificate files and of the keys of JWTs.
+    /// Ends the watches of files: certificates, keys of JWTs, and the rate of copies.
     _file_watches: Vec<DropGuard>,
 }
 
@@ -165,6 +166,9 @@ impl Server {
             };
             Node::open_among(settings, peers, network).await?
         };
+        if let Some(file) = config.copy_rate_file.clone() {
+            file_watches.push(copy_rate::watch(&node, file));
+        }
         if let Some(path) = config.first_token_file() {
             let file = Box::new(FirstTokenFile(SecretFile::new(path)));
             tokio::spawn(make_first_token(Arc::downgrade(&node), file));
@@ -452,6 +456,7 @@ pub(crate) fn node_settings(config: &ServerConfig, files: &FileBudget) -> NodeSe
             groups_bytes: limits::GROUPS_BYTES_MAX,
         },
         scrub_rate: config.scrub_rate,
+        copy_rate_max: config.copy_rate_max,
         rack: config.rack.clone().unwrap_or_default(),
         replace_down_after: config.replace_down_after,
         pace: config.pace,

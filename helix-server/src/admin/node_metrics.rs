@@ -70,6 +70,11 @@ pub(super) async fn page(
     }
     page.put(MetricName::RetentionHeld, &[], u64::from(node.clock().is_held()));
     peers(&mut page, node);
+    let pace = node.copy_pace();
+    page.put(MetricName::CopyRate, &[], pace.rate);
+    page.put(MetricName::CopiedBytes, &[], pace.copied_bytes);
+    let usual = pace.usual_append.unwrap_or_default();
+    page.put_f64(MetricName::CopyUsualAppend, &[], usual.as_secs_f64());
     if let Some(own) = node.tls() {
         tls(&mut page, own);
     }

@@ -265,9 +265,15 @@ impl Cluster {
         let response = if node == self.node_id() {
             self.local_split_records(&request).await
         } else {
+            // This node pays for the bytes too: it writes them, beside the appends to its shards.
+            self.hub.wait_to_copy().await;
             let request = PeerRequest::SplitRecords(request).encode();
             let response = self.hub.call(node, request, RECORDS_WAIT_MAX).await;
-            PeerResponse::decode(response.map_err(|error| error.to_string())?)?
+            let response = PeerResponse::decode(response.map_err(|error| error.to_string())?)?;
+            if let PeerResponse::SplitRecords(records) = &response {
+                self.hub.spend_copied(records.records.len() as u64);
+            }
+            response
         };
         match response {
             PeerResponse::SplitRecords(records) => Ok(records),

@@ -9,10 +9,11 @@ use helix_proto::address::{UNIX_SCHEME, check_dialable, parse_unix};
 
 use super::{
     AuthSetting, ClientCertificates, ConsoleUse, ServerConfig, SocketMode, StorageMode, TlsUse,
+    copy_rate,
 };
 use crate::limits::{
-    BATCH_BYTES_MAX, ELECTION_TIMEOUT_MS_MAX, ELECTION_TIMEOUT_MS_MIN, MEMBERS_MAX, PARTITIONS_MAX,
-    PARTITIONS_PER_TOPIC_MAX, RACK_BYTES_MAX, SHARDS_MAX,
+    BATCH_BYTES_MAX, COPY_RATE_LEAST, ELECTION_TIMEOUT_MS_MAX, ELECTION_TIMEOUT_MS_MIN,
+    MEMBERS_MAX, PARTITIONS_MAX, PARTITIONS_PER_TOPIC_MAX, RACK_BYTES_MAX, SHARDS_MAX,
 };
 use crate::memory::{MEMORY_LIMIT_MIN, MemoryShares};
 use crate::trace::CAN_EXPORT;
@@ -129,6 +130,8 @@ impl ServerConfig {
             &self.election_timeout_ms,
             "choose 150 to 3000",
         );
+        let is_enough = self.copy_rate_max >= COPY_RATE_LEAST;
+        problems.expect(is_enough, "copy-rate-max", &self.copy_rate_max, copy_rate::TOO_LOW);
         let is_named = self.cluster_id.as_ref().is_none_or(|name| !name.is_empty());
         problems.expect(is_named, "cluster-id", &"", "set a name, or omit the flag");
         if let Some(rack) = &self.rack {
@@ -473,6 +476,8 @@ mod tests {
             let hasty = ServerConfig { cleaner_lag, ..ServerConfig::default() };
             assert_eq!(flags(&hasty), ["cleaner-lag"]);
         }
+        let halted = ServerConfig { copy_rate_max: (1 << 20) - 1, ..ServerConfig::default() };
+        assert_eq!(flags(&halted), ["copy-rate-max"]);
         for election_timeout_ms in [0, 149, 3_001] {
             let hasty = ServerConfig { election_timeout_ms, ..ServerConfig::default() };
             assert_eq!(flags(&hasty), ["election-timeout-ms"]);

@@ -10,6 +10,7 @@ use clap::parser::ValueSource;
 use clap::{ArgMatches, Args, Command, FromArgMatches};
 
 use super::check::ConfigProblem;
+use super::copy_rate::{self, CopyRateFile};
 use super::file::{self, FileValues};
 use super::settings::{REMOVED, Setting, removed, settings, variable};
 use super::values::parse_bytes;
@@ -87,6 +88,9 @@ impl Display for SettingOrigin {
 #[derive(Debug, Clone)]
 pub struct ResolvedConfig {
     pub config: ServerConfig,
+    /// File in which `copy_rate_max` may change; `None` if there is none, or another source
+    /// overrides it.
+    pub copy_rate_file: Option<CopyRateFile>,
     pub(super) settings: Vec<ResolvedSetting>,
 }
 
@@ -160,13 +164,18 @@ impl Flags {
             resolved.push(ResolvedSetting { setting, origin, values });
         }
         let config = assemble(&resolved)?;
+        let rate = resolved.iter().find(|it| it.setting.key() == copy_rate::KEY);
+        let is_from_file = rate.is_some_and(|rate| {
+            matches!(rate.origin, SettingOrigin::File { .. } | SettingOrigin::Default)
+        });
+        let copy_rate_file = path.filter(|_| is_from_file).map(CopyRateFile);
         // A setting with an invalid value has its default now, so it is not checked.
         for problem in config.problems() {
             let setting = resolved.iter().find(|it| it.setting.flag() == problem.flag);
             problems.extend(setting.map(|setting| setting.describe(&problem)));
         }
         if problems.is_empty() {
-            Ok(ResolvedConfig { config, settings: resolved })
+            Ok(ResolvedConfig { config, copy_rate_file, settings: resolved })
         } else {
             Err(ConfigError { problems })
         }

@@ -3,6 +3,7 @@
 
 mod check;
 mod container;
+mod copy_rate;
 mod file;
 mod flags;
 mod jwt;
@@ -28,6 +29,7 @@ use crate::log::PartitionSettings;
 use crate::memory::MemoryShares;
 pub use check::ConfigError;
 pub use container::ContainerLimits;
+pub use copy_rate::CopyRateFile;
 pub use flags::{ConfigAction, Flags, ResolvedConfig, SettingOrigin};
 pub use jwt::JwksFile;
 pub use settings::{Setting, SettingKind, settings};
@@ -345,6 +347,11 @@ pub struct ServerConfig {
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes, default_value = "8MiB")]
     pub scrub_rate: u64,
 
+    /// Bytes per second that the node copies at most for moves and recovery, and less while appends
+    /// are slow; read again when the file changes
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes, default_value = "146MiB")]
+    pub copy_rate_max: u64,
+
     /// In-flight limit for batches over 16 KiB while smaller ones arrive, in multiples of the log's
     /// bandwidth-delay product; 0 turns it off
     #[arg(long, value_name = "TIMES", default_value_t = PACE)]
@@ -390,6 +397,10 @@ pub struct ServerConfig {
         default_value = "info"
     )]
     pub log_level: String,
+
+    /// File in which `copy_rate_max` may change while the node runs.
+    #[arg(skip)]
+    pub copy_rate_file: Option<CopyRateFile>,
 }
 
 impl Default for ServerConfig {

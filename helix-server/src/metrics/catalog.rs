@@ -250,6 +250,12 @@ metrics! {
         "Bytes of Raft messages sent to the node: entries, votes, heartbeats, snapshots"
     PeerReceivedBytes Counter "helix_peer_received_bytes_total" ["node"]
         "Bytes of Raft messages received from the node"
+    CopyRate Gauge "helix_copy_rate_bytes_per_second" []
+        "Rate at which this node may copy records: less than --copy-rate-max while appends are slow"
+    CopiedBytes Counter "helix_copied_bytes_total" []
+        "Bytes of records and entries copied for moves and recovery, sent and received"
+    CopyUsualAppend Gauge "helix_copy_usual_append_seconds" []
+        "99th percentile of appends that counts as usual while copies run; 0 until it is known"
     ClientConnections Gauge "helix_client_connections" []
         "Open client connections"
     RequestBytes Gauge "helix_request_bytes" []

@@ -99,6 +99,12 @@ impl Metrics {
         }
     }
 
+    /// Returns the batches by the time from their proposal until the leader has applied them, for
+    /// each of [`BOUNDS_US`] and above.
+    pub fn commit_times(&self) -> Vec<u64> {
+        self.commit_times.get().0
+    }
+
     /// Counts an acknowledged batch; `took` is the time since its arrival.
     pub fn on_ack(&self, records: u32, bytes: usize, is_duplicate: bool, took: Duration) {
         self.append_times.observe(took);

@@ -16,7 +16,7 @@
 //! - `repair`: reopens stopped shards and repairs damaged logs: `repair_decision` has the rule,
 //!   `repair_in_place` repairs sealed segments, also of logs that cannot be replayed
 //!   (`unreplayed`). `scrub` finds damage.
-//! - `clock_watch`: compares the clocks of the members.
+//! - `clock_watch`: compares the clocks of the members. `copy_rate` steers the rate of copies.
 //! - `readiness`: reasons why the node is not ready. `tls`: its certificates.
 
 mod background;
@@ -24,6 +24,7 @@ mod bootstrap_handler;
 mod bootstrap_token;
 mod call_share;
 mod clock_watch;
+mod copy_rate;
 mod formation;
 mod groups;
 mod leadership_log;
@@ -62,7 +63,7 @@ use crate::log::{ClusterCommand, PartitionSettings, ProducerOwner};
 use crate::memory::MemoryShares;
 use crate::metrics::Metrics;
 use crate::peer::Hub;
-pub use crate::peer::{Network, PeerStatus, PeerTls};
+pub use crate::peer::{CopyPace, Network, PeerStatus, PeerTls};
 use crate::random::Random;
 pub use crate::shard::LogLimits;
 use crate::shard::{CleanerWorker, KeyMapMemory};

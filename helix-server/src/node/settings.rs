@@ -85,6 +85,8 @@ pub struct NodeSettings {
     pub log_limits: LogLimits,
     /// Scrub rate in bytes per second; 0 disables the scrub.
     pub scrub_rate: u64,
+    /// Largest rate of copies in bytes per second; at least [`crate::limits::COPY_RATE_LEAST`].
+    pub copy_rate_max: u64,
     /// Lets the logs' writers busy-poll for the next batch.
     pub busy_poll: bool,
     /// Priority of small batches over large ones; 0 disables it.

@@ -33,7 +33,8 @@ const POLL_INTERVAL: Duration = Duration::from_millis(20);
 const ELECTIONS: u32 = 5;
 const ELECTION_PAUSE: Duration = Duration::from_millis(100);
 
-/// A replica is ready once it lacks less than this: copied in a fraction of a second.
+/// A replica is ready once it lacks less than this, and less than it may copy in a second. The last
+/// copy is made while the partitions are sealed.
 const READY_BYTES: u64 = 8 << 20;
 
 pub(super) fn start(node: &Arc<Node>) {
@@ -237,7 +238,7 @@ impl Building {
             if !found.records.is_empty() {
                 let at = if is_sealed { begins.index } else { found.applied };
                 let left = self.records.add(&found.records, at).await.map_err(failed)?;
-                let is_near = left < READY_BYTES;
+                let is_near = left < READY_BYTES.min(node.hub.copy_pace().rate);
                 if is_near && self.new.own.step < SplitStep::Ready {
                     self.say(node, SplitStep::Ready).await?;
                 }
@@ -271,7 +272,9 @@ impl Building {
         Ok(())
     }
 
-    /// Asks the parent's replicas in turn, this node's own first.
+    /// Asks the parent's replicas in turn: this node's own first, which sends nothing, and the
+    /// leader last, which appends already. Each returns only what it has applied, and the receiver
+    /// checks every entry (`SplitLog::add`).
     async fn fetch(&self, node: &Arc<Node>) -> Result<SplitRecords> {
         let NewReplica { shard_id, ref split, .. } = self.new;
         let own = node.settings.node_id;
@@ -281,7 +284,12 @@ impl Building {
         });
         let turn = usize::try_from(shard_id).unwrap_or(0) % sources.len().max(1);
         sources.rotate_left(turn);
-        sources.sort_by_key(|source| *source != own);
+        let leader = match node.shard(split.parent) {
+            Some(shard) => shard.leader_hint(),
+            None => node.cluster.remote_leader(split.parent),
+        };
+        let leader = leader.map(|leader| leader.node_id);
+        sources.sort_by_key(|source| (*source != own, Some(*source) == leader));
         let mut refusals = Vec::new();
         for source in sources {
             let request = SplitRecordsRequest {

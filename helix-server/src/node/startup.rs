@@ -16,8 +16,8 @@ use super::open::{
 use super::principal::TokenRefresh;
 use super::quota::QuotaMeters;
 use super::{
-    Network, Node, NodeSettings, NodeStorage, PeerPort, background, clock_watch, formation, logs,
-    member_tasks, placed_shards, repair, scrub, split_builder,
+    Network, Node, NodeSettings, NodeStorage, PeerPort, background, clock_watch, copy_rate,
+    formation, logs, member_tasks, placed_shards, repair, scrub, split_builder,
 };
 use crate::audit::AuditLog;
 use crate::clock::AgreedClock;
@@ -201,6 +201,7 @@ impl Node {
         placed_shards::start(&node);
         split_builder::start(&node);
         scrub::start(&node);
+        copy_rate::start(&node);
         tokio::spawn(clock_watch::run(Arc::downgrade(&node)));
         if formed.is_initiator && node.cluster.replica().repair_of().is_none() {
             tokio::spawn(formation::lead_formation(

@@ -14,6 +14,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::connection::lane::PeerLane;
 use super::connection::peer::PeerStatus;
+use super::copy_rate::CopyPace;
 use super::dialer::{Dialer, TcpDialer};
 use super::failover::FailoverWatch;
 use super::handler::PeerHandler;
@@ -60,7 +61,7 @@ pub struct Hub {
 
 impl Hub {
     /// Reads the next live entries of these streams above `after`, up to `upto`, from a log of this
-    /// node, for a shard that a split makes. Returns them encoded. The rate of catch-up applies.
+    /// node, for a shard that a split makes. Returns them encoded. The rate of copies applies.
     ///
     /// # Errors
     /// The reason why they cannot be read, in words.
@@ -297,6 +298,38 @@ impl Hub {
             Ok((live.id.index, live.placement))
         };
         records.entries.into_iter().map(placement).collect()
+    }
+
+    /// Waits until this node may copy, and counts nothing yet.
+    pub async fn wait_to_copy(&self) {
+        self.table.throttle.wait().await;
+    }
+
+    /// Takes copied bytes from the budget of this node.
+    pub fn spend_copied(&self, bytes: u64) {
+        self.table.throttle.spend(bytes);
+    }
+
+    /// Chooses the rate of copies until the next call, which the caller makes once a second.
+    ///
+    /// Takes the totals of two histograms since the start: times of appends by
+    /// [`crate::metrics::BOUNDS_US`], and times of syncs by [`helix_wal::SYNC_BOUNDS_US`].
+    pub fn steer_copies(&self, appends: &[u64], syncs: &[u64]) {
+        let mut copy_rate = lock(&self.table.copy_rate);
+        let rate = copy_rate.step(self.table.throttle.copied(), appends, syncs);
+        self.table.throttle.set_rate(rate);
+    }
+
+    /// Changes the largest rate of copies, in bytes per second.
+    pub fn set_copy_rate_max(&self, rate_max: u64) {
+        let mut copy_rate = lock(&self.table.copy_rate);
+        let rate = copy_rate.set_max(rate_max);
+        self.table.throttle.set_rate(rate);
+    }
+
+    /// Returns the rate of copies and the bytes copied.
+    pub fn copy_pace(&self) -> CopyPace {
+        lock(&self.table.copy_rate).pace(self.table.throttle.copied())
     }
 
     /// Returns the connection state of each peer, ordered by node id.

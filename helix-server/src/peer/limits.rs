@@ -49,12 +49,9 @@ pub(super) const CLOSE_BYTES: u64 = 24 << 20;
 pub(super) const CLOSE_ENTRIES: u64 = 1 << 17;
 const _: () = assert!(CLOSE_BYTES > SHARD_BYTES_IN_FLIGHT_MAX as u64);
 
-/// Rate of the catch-up lane over all shards of this node, in bytes per second.
-/// A small part of a disk's sequential read bandwidth, so that appends keep theirs.
-pub(super) const CATCH_UP_RATE: u64 = 146 << 20;
-/// Bytes that the catch-up lane may send at once after a pause.
+/// Bytes that a node may copy at once after a pause.
 /// Live appends queue behind a burst on disks and in sockets.
-pub(super) const CATCH_UP_BURST: u64 = 512 << 10;
+pub(super) const COPY_BURST: u64 = 512 << 10;
 
 /// Snapshot bytes per message.
 pub(super) const CHUNK_BYTES: usize = 1 << 20;
@@ -75,6 +72,9 @@ const _: () = assert!(RECORDS_BYTES + (BATCH_BYTES_MAX as usize) < MESSAGE_BYTES
 pub(super) const RECORDS_REQUESTS_MAX: usize = 64;
 /// Shards of a node that may fetch records at the same time. Each holds a few chunks in memory.
 pub(super) const FETCHES_MAX: usize = 4;
+/// Wait for the response to a request for records, after which another replica is asked: a source
+/// whose disk hangs never responds. At the least rate of copies, the largest batch takes 8 s.
+pub(super) const RECORDS_WAIT_MAX: Duration = Duration::from_secs(30);
 /// Pause before a fetch repeats a request after a lost connection.
 pub(super) const FETCH_PAUSE: Duration = Duration::from_millis(100);
 /// Delay of the response of a failed fetch, after which the leader sends the snapshot again.

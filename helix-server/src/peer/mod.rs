@@ -28,7 +28,8 @@
 //! - `local`, `table`, `dialer`, `network`: this node, its peers, and how to reach them.
 //! - `connection`: `peer` opens the lanes, `session` is an open one, `outgoing` encodes.
 //! - `tls`: certificates of nodes, for both directions.
-//! - `wire`: conversion and checks of messages. `throttle`: the rate of the catch-up lane.
+//! - `wire`: conversion and checks of messages.
+//! - `throttle`: the byte budget of all copies. `copy_rate`: chooses its rate.
 //! - `send`: `replica_network` and `route` implement openraft's network; `appends`, `snapshot`.
 //! - `receive`: `service` accepts, `inbound` reads, `epoch` appends, `unary` answers the rest.
 //! - `snapshot`: `assembly` collects chunks, `fetcher` gets missing records from a `source` into
@@ -38,6 +39,7 @@
 
 mod calls;
 mod connection;
+mod copy_rate;
 mod dialer;
 mod failover;
 mod handler;
@@ -56,6 +58,7 @@ mod wire;
 
 pub use calls::PeerError;
 pub use connection::peer::PeerStatus;
+pub use copy_rate::CopyPace;
 pub use dialer::Dialer;
 pub use handler::{FormCluster, Hello, HelloRequest, JoinCluster, PeerHandler};
 pub use hub::{Hub, HubSettings};

@@ -2,17 +2,19 @@
 //! the shards: there is no reference cycle.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, RwLock, RwLockReadGuard};
+use std::sync::{Arc, Mutex, RwLock, RwLockReadGuard};
 
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
 use super::connection::lane::PeerLane;
 use super::connection::peer::Peer;
+use super::copy_rate::CopyRate;
 use super::dialer::Dialer;
-use super::limits::{CATCH_UP_BURST, CATCH_UP_RATE, FETCHES_MAX};
+use super::limits::{COPY_BURST, FETCHES_MAX};
 use super::local::LocalNode;
 use super::throttle::Throttle;
+use crate::limits::COPY_RATE_MAX;
 use crate::sync;
 
 /// The peers of this node, and the state that their connections share.
@@ -20,8 +22,10 @@ pub(super) struct PeerTable {
     pub(super) local: Arc<LocalNode>,
     peers: RwLock<BTreeMap<u64, Arc<Peer>>>,
     pub(super) dialer: Arc<dyn Dialer>,
-    /// Limits the catch-up lane over all peers and shards.
+    /// Limits copies over all peers and shards: the catch-up lane, and records of splits.
     pub(super) throttle: Throttle,
+    /// Chooses the rate of `throttle`.
+    pub(super) copy_rate: Mutex<CopyRate>,
     pub(super) closed: CancellationToken,
     /// Permits for shards that fetch records.
     pub(super) fetch_permits: Semaphore,
@@ -33,7 +37,8 @@ impl PeerTable {
             local: Arc::new(local),
             peers: RwLock::default(),
             dialer,
-            throttle: Throttle::new(CATCH_UP_RATE, CATCH_UP_BURST),
+            throttle: Throttle::new(COPY_RATE_MAX, COPY_BURST),
+            copy_rate: Mutex::new(CopyRate::new(COPY_RATE_MAX)),
             closed: CancellationToken::new(),
             fetch_permits: Semaphore::new(FETCHES_MAX),
         }

@@ -440,6 +440,11 @@ impl Replica {
         let _ = self.raft.trigger().purge_log(upto).await;
     }
 
+    /// Returns the histogram of the log's sync times, by [`helix_wal::SYNC_BOUNDS_US`].
+    pub fn sync_counts(&self) -> [u64; helix_wal::SYNC_BOUNDS_US.len() + 1] {
+        self.wal.sync_counts()
+    }
+
     pub fn status(&self) -> ReplicaStatus {
         let leadership = self.leadership();
         let data = self.raft.data_metrics();

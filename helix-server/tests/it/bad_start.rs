@@ -53,6 +53,7 @@ async fn invalid_flag_is_named_with_valid_values() {
         (&["--listen-socket", "unix:h.sock"], "the path must be absolute"),
         (&["--listen-socket", long_path.as_str()], path_limit.as_str()),
         (&["--listen-socket-mode", "0888"], "write permissions in octal"),
+        (&["--copy-rate-max", "1000"], "choose at least 1MiB"),
         (&["--cluster-id", ""], "set a name, or omit the flag"),
         (&["--peer-addr", "9192"], "write an IP address and a port"),
         (&["--peer", "n2:9192"], "write id=host:port"),

@@ -24,6 +24,7 @@ mod compression;
 mod conditions;
 mod console;
 mod consume;
+mod copy_rate;
 mod disk_failure;
 mod disk_full;
 mod down_nodes;

@@ -227,7 +227,7 @@ fn damage(directory: &TempDir, number: usize) {
     file.sync_all().unwrap();
 }
 
-/// Whichever replica leads, it cannot send all records, and neither can the other.
+/// Neither the leader nor the other replica can send all records.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn fetch_goes_to_another_replica_where_its_source_is_damaged() {
     let (mut listeners, peers) = listeners(3).await;
@@ -249,8 +249,9 @@ async fn fetch_goes_to_another_replica_where_its_source_is_damaged() {
         })
         .await;
     }
-    for (number, directory) in directories.iter().enumerate() {
-        damage(directory, number);
+    // In turn, so that both refuse, whichever is asked first.
+    for (number, source) in [(0, 0), (1, 1), (2, 0)] {
+        damage(&directories[source], number);
     }
 
     nodes.push(RecordNode::start(3, &peers, third, memory_wal()).await);

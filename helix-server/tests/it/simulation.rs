@@ -87,6 +87,7 @@ pub(crate) fn settings_on(open: OpenDisk, seed: u64) -> NodeSettings {
         rack: String::new(),
         replace_down_after: None,
         scrub_rate: 0,
+        copy_rate_max: helix_server::limits::COPY_RATE_MAX,
         busy_poll: false,
         pace: helix_server::limits::PACE,
         election_timeout: helix_server::limits::ELECTION_TIMEOUT,

@@ -32,7 +32,7 @@ use crate::shared::queue::{PendingCallback, WriteRequest};
 use crate::shared::signal::{Wakers, WalThread};
 use crate::storage::Storage;
 use crate::sync::{MutexGuard, current};
-use crate::types::DurableCallback;
+use crate::types::{DurableCallback, SYNC_BOUNDS_US};
 use crate::types::{
     Entry, LogId, LogState, Placement, ReadMode, Recovered, StoredEntry, StreamRow, WalStats,
 };
@@ -466,6 +466,11 @@ impl Wal {
             live_bytes: held().map(|held| held.live_bytes).sum(),
             rewritten_bytes: core.counters.rewritten_bytes,
         }
+    }
+
+    /// Returns the histogram of sync times alone; see [`WalStats::sync_counts`].
+    pub fn sync_counts(&self) -> [u64; SYNC_BOUNDS_US.len() + 1] {
+        self.shared.lock().counters.sync_counts
     }
 
     /// Checks whether the log accepts another append.

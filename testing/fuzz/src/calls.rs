@@ -84,6 +84,7 @@ fn settings(disks: &FuzzDisks) -> NodeSettings {
         log_limits: LogLimits::default(),
         rack: String::new(),
         scrub_rate: 0,
+        copy_rate_max: helix_server::limits::COPY_RATE_MAX,
         busy_poll: false,
         pace: helix_server::limits::PACE,
         election_timeout: helix_server::limits::ELECTION_TIMEOUT,

@@ -173,6 +173,7 @@ impl SimulatedMachine {
             rack: plan.rack_of(*node_id),
             replace_down_after: plan.placement.as_ref().and_then(|it| it.replace_down_after),
             scrub_rate: plan.scrub_rate,
+            copy_rate_max: helix_server::limits::COPY_RATE_MAX,
             busy_poll: false,
             pace: helix_server::limits::PACE,
             election_timeout: helix_server::limits::ELECTION_TIMEOUT,

@@ -206,3 +206,16 @@ fn flags_select_the_action() {
     assert_eq!(action(&["--check-config"]).unwrap(), ConfigAction::Check);
     assert!(action(&["--check-config", "--print-config"]).is_err());
 }
+
+#[test]
+fn the_file_keeps_the_rate_of_copies_unless_another_source_has_it() {
+    let file = "copy_rate_max = '20MiB'\n";
+    let is_watched = |sources: Sources<'_>| sources.resolve().unwrap().copy_rate_file.is_some();
+    assert!(is_watched(Sources { file, ..NONE }));
+    assert!(is_watched(NONE), "it may get the key later");
+    assert!(!is_watched(Sources { arguments: &["--copy-rate-max", "9MiB"], file, ..NONE }));
+    let environment = [("HELIX_COPY_RATE_MAX", "9MiB")];
+    assert!(!is_watched(Sources { environment: &environment, file, ..NONE }));
+    let cli = Cli::try_parse_from(["helix-server"]).unwrap();
+    assert_eq!(cli.flags.resolve(&|_| None).unwrap().copy_rate_file, None);
+}

@@ -23,6 +23,7 @@ use tonic::Status;
 
 use super::epoch::{EpochEnded, EpochResponse, EpochResponses, ReceiveEpoch};
 use super::unary::{self, UnaryResponseFuture};
+use crate::peer::connection::lane::PeerLane;
 use crate::peer::connection::traffic::Traffic;
 use crate::peer::hub::Hub;
 use crate::peer::limits::{
@@ -71,6 +72,7 @@ impl StallDetector {
 pub(super) struct InboundStream {
     hub: Arc<Hub>,
     from: u64,
+    lane: PeerLane,
     traffic: Option<Arc<Traffic>>,
     requests: MessageStream<pb::ExchangeRequest>,
     messages_read: u64,
@@ -98,7 +100,7 @@ pub(super) struct InboundStream {
 impl InboundStream {
     pub(super) fn new(
         hub: Arc<Hub>,
-        from: u64,
+        (from, lane): (u64, PeerLane),
         requests: MessageStream<pb::ExchangeRequest>,
         opened: pb::Opened,
         stop: WaitForCancellationFutureOwned,
@@ -107,6 +109,7 @@ impl InboundStream {
             traffic: hub.table.peer(from).map(|peer| Arc::clone(&peer.traffic)),
             hub,
             from,
+            lane,
             requests,
             messages_read: 0,
             stall_detector: StallDetector::new(),
@@ -132,8 +135,15 @@ impl InboundStream {
                 Poll::Ready(Ok(None)) => return Err(None),
                 Poll::Ready(Ok(Some(request))) => {
                     self.messages_read += 1;
+                    let bytes = request.encoded_len() as u64;
                     if let Some(traffic) = &self.traffic {
-                        traffic.received.add(request.encoded_len() as u64);
+                        traffic.received.add(bytes);
+                    }
+                    let is_copy =
+                        matches!(request.message, Some(Message::Append(_) | Message::Chunk(_)));
+                    if is_copy && self.lane == PeerLane::CatchUp {
+                        // The sender chooses the rate, and this node learns what slows its appends.
+                        self.hub.table.throttle.note(bytes);
                     }
                     if let Err(status) = self.on_message(request) {
                         self.log_refusal(status.message());

@@ -228,7 +228,7 @@ impl PeerService for Service {
         }
         let stop = self.hub.admit(from, lane, &self.ending).cancelled_owned();
         let hub = Arc::clone(&self.hub);
-        Ok(Response::new(Box::pin(InboundStream::new(hub, from, requests, opened, stop))))
+        Ok(Response::new(Box::pin(InboundStream::new(hub, (from, lane), requests, opened, stop))))
     }
 
     async fn hello(

@@ -30,7 +30,7 @@ pub(super) struct AppendSender<S> {
     commit_wait: Option<Pin<Box<Sleep>>>,
     lane: PeerLane,
     epoch: Option<SendEpoch>,
-    /// Pause of the catch-up throttle.
+    /// Pause for the budget of copies.
     pause: Option<Pin<Box<Sleep>>>,
     is_ended: bool,
 }

@@ -5,7 +5,6 @@ use helix_proto::raft::v1 as pb;
 use openraft::raft::SnapshotResponse;
 use pb::answer::Result as UnaryResult;
 use pb::exchange_request::Message;
-use tokio::time::sleep_until;
 
 use super::route::{ReplicaRoute, received, unexpected};
 use crate::peer::connection::lane::PeerLane;
@@ -47,9 +46,7 @@ async fn send_chunks(
     let (total_bytes, crc32) = (rest.len() as u64, crc32fast::hash(&rest));
     let mut offset = 0;
     loop {
-        while let Some(until) = route.table.throttle.wait_until() {
-            sleep_until(until).await;
-        }
+        route.table.throttle.wait().await;
         let data = rest.copy_to_bytes(rest.len().min(CHUNK_BYTES));
         let sent = data.len() as u64;
         route.table.throttle.spend(sent);

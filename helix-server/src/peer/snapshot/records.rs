@@ -8,7 +8,6 @@ use helix_proto::raft::v1 as pb;
 use helix_wal::{LiveEntry, Placement, ReadMode, Wal};
 use openraft::Raft;
 use openraft::async_runtime::WatchReceiver;
-use tokio::time::sleep_until;
 
 use crate::log::Head;
 use crate::peer::limits::RECORDS_BYTES;
@@ -75,7 +74,7 @@ pub(in crate::peer) fn read_live_entry(message: pb::LiveEntry) -> Result<LiveEnt
 }
 
 /// Reads the next live entries of a request.
-/// The catch-up throttle limits the rate, so that appends keep their share of the disk.
+/// The rate of copies limits it, so that appends keep their share of the disk.
 pub(in crate::peer) async fn read(
     raft: &Raft<TypeConfig, StateMachine>,
     store: &RecordStore,
@@ -107,9 +106,7 @@ pub(in crate::peer) async fn read_live_of(
 ) -> Result<pb::Records, String> {
     let pb::RecordsRequest { after, upto, bytes_max, .. } = request;
     let bytes_max = usize::try_from(bytes_max).unwrap_or(usize::MAX).min(RECORDS_BYTES);
-    while let Some(until) = throttle.wait_until() {
-        sleep_until(until).await;
-    }
+    throttle.wait().await;
     let wal = wal.clone();
     let read = move || {
         let live = wal.read_live_of(after, upto, bytes_max, &wants)?;
@@ -158,9 +155,7 @@ pub(in crate::peer) async fn read_all(
     }
     let upto = upto.min(last);
     let bytes_max = usize::try_from(bytes_max).unwrap_or(usize::MAX).min(RECORDS_BYTES);
-    while let Some(until) = throttle.wait_until() {
-        sleep_until(until).await;
-    }
+    throttle.wait().await;
     let wal = wal.clone();
     let read = move || {
         let kept_from = wal.first_index();

@@ -1,5 +1,10 @@
 //! The replicas from which records are fetched, over the catch-up lane. A request goes to another
-//! replica after a refusal or a lost connection.
+//! replica after a refusal, a lost connection or a long wait.
+//!
+//! Any voter may serve a range that it has applied, which it checks (`records::read`). Committed
+//! entries are equal everywhere, and the receiver checks each one (`records::read_live_entry`): the
+//! checksums of head and payload, and the placement against the head. What compaction by key has
+//! removed from one replica only is covered by `compacted_upto` of each response.
 
 use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
@@ -10,10 +15,11 @@ use helix_proto::raft::v1 as pb;
 use pb::answer::Result as UnaryResult;
 use pb::exchange_request::Message;
 use pb::question::Question as UnaryRequest;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
+use super::records::records_bytes;
 use crate::peer::connection::lane::PeerLane;
-use crate::peer::limits::{FETCH_PAUSE, RECORDS_BYTES};
+use crate::peer::limits::{FETCH_PAUSE, RECORDS_BYTES, RECORDS_WAIT_MAX};
 use crate::peer::table::PeerTable;
 use crate::raft::{ReplicaId, node_of};
 
@@ -38,19 +44,15 @@ enum FetchError {
 }
 
 impl<'a> RecordSource<'a> {
-    /// Creates a source from the route of a snapshot: its sender, then the other voters.
+    /// Creates a source from the route of a snapshot.
     pub(super) fn new(
         table: &'a Arc<PeerTable>,
         from: &pb::Route,
         voters: impl IntoIterator<Item = ReplicaId>,
     ) -> Self {
-        let pb::Route { shard_id, source_replica, target_replica, .. } = *from;
-        let others: BTreeSet<ReplicaId> = voters
-            .into_iter()
-            .filter(|id| *id != source_replica && node_of(*id) != node_of(target_replica))
-            .collect();
-        let theirs = std::iter::once(source_replica).chain(others).collect();
-        Self { table, shard_id, ours: target_replica, theirs, current: AtomicUsize::new(0) }
+        let theirs = in_turn(from, voters);
+        let pb::Route { shard_id, target_replica: ours, .. } = *from;
+        Self { table, shard_id, ours, theirs, current: AtomicUsize::new(0) }
     }
 
     /// Returns the node that is asked first.
@@ -106,7 +108,24 @@ impl<'a> RecordSource<'a> {
     }
 }
 
-/// Sends one request for records and waits for its response.
+/// Returns the replicas in the order in which they are asked.
+///
+/// The sender of the snapshot is the leader, which appends and replicates already, so the other
+/// voters come first. Shards begin with different ones, so the copies to a node come from all.
+fn in_turn(from: &pb::Route, voters: impl IntoIterator<Item = ReplicaId>) -> Vec<ReplicaId> {
+    let pb::Route { shard_id, source_replica, target_replica, .. } = *from;
+    let is_other =
+        |id: &ReplicaId| *id != source_replica && node_of(*id) != node_of(target_replica);
+    let others: BTreeSet<ReplicaId> = voters.into_iter().filter(is_other).collect();
+    let mut replicas: Vec<_> = others.into_iter().collect();
+    let turn = usize::try_from(shard_id).unwrap_or(0) % replicas.len().max(1);
+    replicas.rotate_left(turn);
+    replicas.push(source_replica);
+    replicas
+}
+
+/// Sends one request for records and waits for its response. This node pays for the bytes too: it
+/// writes them, beside the appends to its other shards.
 async fn request_records(
     table: &PeerTable,
     shard_id: u64,
@@ -118,6 +137,7 @@ async fn request_records(
     let unknown = || FetchError::Refused(format!("node {node} is not one of the peers"));
     let peer = table.peer(node).ok_or_else(unknown)?;
     let lost = |why: &dyn ToString| FetchError::Lost(why.to_string());
+    table.throttle.wait().await;
     let session = peer.session(PeerLane::CatchUp).map_err(|why| lost(&why))?;
     let id = table.local.next_id();
     let pending = session.expect_response(id).map_err(|why| lost(&why))?;
@@ -126,8 +146,14 @@ async fn request_records(
     let request = Some(UnaryRequest::Records(request));
     let message = Message::Question(pb::Question { route: Some(route), question: request });
     session.send(message).map_err(|why| lost(&why))?;
-    match pending.await.map_err(|why| lost(&why))? {
-        UnaryResult::Records(records) => Ok(records),
+    let waited = timeout(RECORDS_WAIT_MAX, pending).await;
+    let response = waited
+        .map_err(|_| lost(&format!("node {node} has not responded within {RECORDS_WAIT_MAX:?}")))?;
+    match response.map_err(|why| lost(&why))? {
+        UnaryResult::Records(records) => {
+            table.throttle.spend(records_bytes(&records) as u64);
+            Ok(records)
+        }
         UnaryResult::Failure(failure) => {
             Err(FetchError::Refused(format!("node {node}: {}", failure.text)))
         }
@@ -187,5 +213,26 @@ async fn fetch_one(
         Ok(records) => Ok(records),
         Err(FetchError::Lost(why)) => Err(format!("node {}: {why}", node_of(theirs))),
         Err(FetchError::Refused(why)) => Err(why),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::raft::replica_id;
+
+    #[test]
+    fn leader_is_asked_last_and_shards_begin_with_different_followers() {
+        let on = |node| replica_id(node, 1);
+        let route =
+            |shard_id| pb::Route { shard_id, source_replica: on(2), target_replica: on(4), id: 9 };
+        let nodes = |shard_id, voters: &[u64]| -> Vec<u64> {
+            let voters = voters.iter().map(|node| on(*node));
+            in_turn(&route(shard_id), voters).into_iter().map(node_of).collect()
+        };
+        assert_eq!(nodes(4, &[1, 2, 3, 4]), [1, 3, 2]);
+        assert_eq!(nodes(5, &[1, 2, 3, 4]), [3, 1, 2]);
+        assert_eq!(nodes(5, &[2]), [2]);
+        assert_eq!(nodes(5, &[]), [2], "a leader that is about to leave");
     }
 }
