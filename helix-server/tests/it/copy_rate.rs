@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use helix_server::config::{CopyRateFile, ServerConfig};
+use helix_server::log::AddShards;
 use helix_server::node::{Node, NodeSettings, NodeStorage, SimulatedDisks};
 use helix_server::shard::{Durability, FlowShare};
 use helix_wal::storage::{SimulatedDisk, Storage};
@@ -104,7 +105,8 @@ async fn copies_slow_down_while_appends_are_slow() {
     let usual = until("appends were measured", async || node.copy_pace().usual_append).await;
     assert_eq!(node.copy_pace().rate, RATE_MAX);
 
-    until("the split is accepted", async || node.cluster().add_shards(1, 2, true).await.ok()).await;
+    let add = AddShards { current: 1, total: 2, split: true, replicas: 0 };
+    until("the split is accepted", async || node.cluster().add_shards(add).await.ok()).await;
     until("it copies", async || (node.copy_pace().copied_bytes > 0).then_some(())).await;
     disks.set_delay((usual * 4).max(Duration::from_millis(300)));
     let mut lowest = until("the rate falls", async || {
