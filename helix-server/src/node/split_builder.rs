@@ -155,7 +155,10 @@ fn standing(node: &Node, new: &NewReplica) -> Standing {
 async fn follow(node: &Arc<Node>, building: &mut Option<Building>) -> Result<Option<Duration>> {
     let Some(current) = building else {
         // A built one, too: its log was open before a restart.
-        let Some(new) = wanted(node).filter(|new| !new.split.is_cancelled) else { return Ok(None) };
+        let Some(new) = wanted(node).filter(|new| !new.split.is_cancelled) else {
+            open_built(node);
+            return Ok(None);
+        };
         *building = Building::open(node, new).await?;
         return Ok(Some(if building.is_some() { Duration::ZERO } else { RETRY_DELAY }));
     };
@@ -174,6 +177,24 @@ async fn follow(node: &Arc<Node>, building: &mut Option<Building>) -> Result<Opt
         None => Ok(()),
     }
     .map(|()| Some(Duration::ZERO))
+}
+
+/// Lets the supervisor open replicas that were built before a restart: the node began with a copy of
+/// the state in which their split had not ended.
+fn open_built(node: &Arc<Node>) {
+    if matches!(node.settings.storage, NodeStorage::Memory) {
+        return;
+    }
+    let own = node.settings.node_id;
+    let named: Vec<u64> =
+        node.cluster.machine().read(|state| state.members().shards_with_log(own).collect());
+    for shard_id in named {
+        if node.shards.get(shard_id).is_none() {
+            let what = "its split has ended".to_owned();
+            node.shards.set(shard_id, ShardSlot::Stopped(what));
+            repair::start_shard(node, shard_id);
+        }
+    }
 }
 
 /// A log that is being filled.
