@@ -86,8 +86,10 @@ impl PlacementChecker {
             };
             let wanted = usize::try_from(placement.wanted_replicas(shard)).unwrap_or(0);
             let (wanted, replicas) = (wanted.min(nodes), shard.replicas.len());
-            // A node that checks late may see the shard after its replicas or their number changed.
-            if replicas == 0 || (replicas < wanted && replicas < 2) {
+            // A node that checks late may see the shard after its replicas or their number changed,
+            // and a split has as many as its parent had when it was planned.
+            let is_split = self.splits.contains(shard_id);
+            if replicas == 0 || (replicas < wanted && replicas < 2 && !is_split) {
                 return Err(format!("shard {shard_id} opens with {replicas} of {wanted} replicas"));
             }
         }

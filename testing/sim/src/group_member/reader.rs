@@ -17,6 +17,7 @@ use tonic::Streaming;
 
 use super::{Member, MemberSlot, RESPONSE_TIMEOUT, Reading, call, to_proto};
 use crate::coverage::CoverageMark;
+use crate::shard_growth;
 
 /// Longest wait for a message of a subscription, which has arrived already.
 const MESSAGE_TIMEOUT: Duration = Duration::from_millis(1);
@@ -36,6 +37,12 @@ const RECORDS_MAX: u64 = 2_000;
 
 /// Longest wait of a fetch for new records.
 const FETCH_WAIT: Duration = Duration::from_millis(150);
+
+/// Returns whether members own the partitions of a topic, but do not read them: their writers are
+/// too many for members that ask one node after the other.
+fn is_unread(topic: &str) -> bool {
+    topic.starts_with(shard_growth::NAME_PREFIX)
+}
 
 impl MemberSlot {
     fn start_of(&self, key: GroupPartitionKey, reading: &Reading) -> PartitionStart {
@@ -70,7 +77,7 @@ impl MemberSlot {
     pub(super) async fn fetch(&mut self, member: &mut Member) {
         let mut calls = Vec::new();
         for (key, reading) in &member.readings {
-            if !reading.is_claimed {
+            if !reading.is_claimed || is_unread(&reading.topic) {
                 continue;
             }
             let start = self.start_of(*key, reading);
@@ -107,7 +114,8 @@ impl MemberSlot {
 
     /// Receives what the subscriptions of all partitions have, and opens those that are missing.
     pub(super) async fn receive(&mut self, member: &mut Member) {
-        let keys: Vec<GroupPartitionKey> = member.readings.keys().copied().collect();
+        let read = member.readings.iter().filter(|(_, reading)| !is_unread(&reading.topic));
+        let keys: Vec<GroupPartitionKey> = read.map(|(key, _)| *key).collect();
         for key in keys {
             let mut left = MESSAGES_MAX;
             while left > 0 && self.receive_one(member, key).await {
