@@ -179,8 +179,8 @@ async fn follow(node: &Arc<Node>, building: &mut Option<Building>) -> Result<Opt
     .map(|()| Some(Duration::ZERO))
 }
 
-/// Lets the supervisor open replicas that were built before a restart: the node began with a copy of
-/// the state in which their split had not ended.
+/// Lets the supervisor open replicas that were built before a restart. The node began with a copy
+/// of the state in which their split had not ended.
 fn open_built(node: &Arc<Node>) {
     if matches!(node.settings.storage, NodeStorage::Memory) {
         return;
