@@ -299,11 +299,15 @@ pub(crate) async fn lead_by_all(
     let deadline = Instant::now() + CHANGE_MAX;
     loop {
         cluster.check_running()?;
-        let mut leaders = BTreeSet::new();
-        for partition in 0..partitions {
-            let route = client.route(topic, partition).await;
-            leaders.extend(route.ok().map(|route| route.node_id));
-        }
+        // Not from the client's routes, which it renews only when a call fails.
+        let metadata = admin.metadata(&[topic]).await.unwrap_or_default();
+        let leader = |shard: &u32| {
+            let shard = metadata.shards.iter().find(|it| it.shard_id == *shard)?;
+            Some(shard.leader.as_ref()?.node_id)
+        };
+        let shards = metadata.topics.iter().filter(|it| it.topic == topic);
+        let leaders: BTreeSet<u64> =
+            shards.flat_map(|it| &it.shard_ids).filter_map(leader).collect();
         if leaders.len() >= nodes.min(partitions as usize) {
             return Ok(());
         }
