@@ -50,6 +50,10 @@ impl Cluster {
             return Err(Error::NoLeader { shard: 0 });
         }
         let asked = spec.replication_factor;
+        if asked != 0 && self.topic(&spec.name).is_ok() {
+            // This copy may be older than a deletion of the topic.
+            self.catch_up().await?;
+        }
         if let Some(known) = self.topic(&spec.name).ok().filter(|_| asked != 0) {
             // Nothing is added for a topic that cannot be created.
             let replicas = self.replicas_of(&known);
