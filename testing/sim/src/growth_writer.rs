@@ -19,11 +19,10 @@ use helix_proto::log::v1::{
 use rand::RngExt;
 use rand::rngs::StdRng;
 use tokio::time::{sleep, timeout};
-use tonic::transport::{Channel, Endpoint};
+use tonic::transport::Channel;
 
 use crate::coverage::CoverageMark;
-use crate::net::{CLIENT_PORT, channel};
-use crate::plan::SimulationPlan;
+use crate::principals::produce_clients;
 use crate::workload::ClientContext;
 
 /// Mean pause between two batches of a partition: a few come while it is sealed.
@@ -77,12 +76,7 @@ impl GrowthWriter {
         partition: u32,
         acked: &AckedBatches,
     ) -> turmoil::Result<Self> {
-        let node = |node| -> turmoil::Result<_> {
-            let host = SimulationPlan::host(node);
-            let endpoint = Endpoint::from_shared(format!("http://{host}:{CLIENT_PORT}"))?;
-            Ok(ProduceServiceClient::new(channel(&endpoint)))
-        };
-        let nodes = (1..=context.plan.machines()).map(node).collect::<Result<_, _>>()?;
+        let nodes = produce_clients(context)?;
         let rng = context.rng(context.id());
         let (topic, acked) = (topic.to_owned(), acked.clone());
         Ok(Self { context: context.clone(), nodes, node: 0, rng, topic, partition, acked })

@@ -138,18 +138,25 @@ pub async fn run(context: ClientContext) -> turmoil::Result {
     Ok(())
 }
 
+/// Returns a connection to each node, for producers without a client library.
+pub(crate) fn produce_clients(
+    context: &ClientContext,
+) -> turmoil::Result<Vec<ProduceServiceClient<Channel>>> {
+    let client = |node| {
+        let host = SimulationPlan::host(node);
+        let endpoint = Endpoint::from_shared(format!("http://{host}:{CLIENT_PORT}"))?;
+        Ok(ProduceServiceClient::new(channel(&endpoint)))
+    };
+    (1..=context.plan.machines()).map(client).collect()
+}
+
 impl Principal {
     fn new(
         context: &ClientContext,
         name: &'static str,
         token: Option<AsciiMetadataValue>,
     ) -> turmoil::Result<Self> {
-        let node = |node| -> turmoil::Result<_> {
-            let host = SimulationPlan::host(node);
-            let endpoint = Endpoint::from_shared(format!("http://{host}:{CLIENT_PORT}"))?;
-            Ok(ProduceServiceClient::new(channel(&endpoint)))
-        };
-        let nodes = (1..=context.plan.machines()).map(node).collect::<Result<_, _>>()?;
+        let nodes = produce_clients(context)?;
         Ok(Self { name, token, nodes, owned: None })
     }
 
