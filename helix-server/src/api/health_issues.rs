@@ -35,7 +35,7 @@ pub(super) fn collect(node: &Node) -> GetHealthResponse {
     issues.extend(damage_issues(0, node_id, own_damage, node.repair_progress(0)));
     for shard in node.shards() {
         let progress = node.repair_progress(shard.id());
-        issues.extend(shard_issues(&shard, node_id, &lost, progress));
+        issues.extend(shard_issues(node, &shard, &lost, progress));
     }
     issues.extend(node.damaged_shards().into_iter().map(|(shard, what)| HealthIssue {
         reason: HealthReason::CorruptLog.into(),
@@ -234,12 +234,13 @@ fn fetching(shard: &Shard, node_id: u64) -> Option<HealthIssue> {
 }
 
 fn shard_issues(
+    node: &Node,
     shard: &Shard,
-    node_id: u64,
     lost: &[u64],
     repair: Option<String>,
 ) -> impl Iterator<Item = HealthIssue> {
-    let no_leader = leaderless(shard.id(), shard.leader_hint().is_some(), lost);
+    let node_id = node.cluster().node_id();
+    let no_leader = leaderless(shard.id(), !node.lacks_leader(shard), lost);
     let behind = under_replicated(shard);
     let write_error = shard.write_error().map(|error| {
         let reason = match &error {

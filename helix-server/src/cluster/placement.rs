@@ -145,6 +145,13 @@ impl PlacedShard {
         moving.map(|it| it.generation).or(split).or_else(|| self.replicas.get(&node_id).copied())
     }
 
+    /// Returns whether a node's newest replica is still to become a member: a paused or waiting
+    /// move may leave it without a leader for long, and the shard does not need it.
+    pub fn awaits_replica(&self, node_id: u64) -> bool {
+        let moving = self.moving.filter(|it| it.to == Some(node_id));
+        moving.is_some_and(|it| self.replicas.get(&node_id) != Some(&it.generation))
+    }
+
     /// Returns the replica that a node gets by a split.
     pub fn split_replica(&self, node_id: u64) -> Option<SplitReplica> {
         self.split.as_ref()?.replicas.get(&node_id).copied()

@@ -4,6 +4,7 @@ use super::Node;
 use super::shard_slots::ShardSlot;
 use crate::error::Error;
 use crate::raft::Replica;
+use crate::shard::Shard;
 use crate::sync;
 
 /// Reason why a node is not ready.
@@ -123,6 +124,18 @@ impl Node {
         };
     }
 
+    /// Returns whether no leader of a shard is known, and this node's replica should have one.
+    pub fn lacks_leader(&self, shard: &Shard) -> bool {
+        let own = self.settings.node_id;
+        let is_awaited = || {
+            self.cluster.machine().read(|state| {
+                let placed = state.members().placement().and_then(|it| it.shard(shard.id()));
+                placed.is_some_and(|it| it.awaits_replica(own))
+            })
+        };
+        shard.leader_hint().is_none() && !is_awaited()
+    }
+
     /// Returns the reasons why this node is not ready; empty if it is.
     pub fn unready(&self) -> Vec<Unready> {
         let mut reasons = Vec::new();
@@ -145,7 +158,7 @@ impl Node {
         let mut reasons: Vec<Unready> = reasons.into_iter().map(Unready::from).collect();
         reasons.extend(self.cluster.write_error().map(|why| Unready::write_error(0, &why)));
         for shard in self.shards() {
-            if shard.leader_hint().is_none() {
+            if self.lacks_leader(&shard) {
                 reasons.push(leaderless(shard.id()).into());
             }
             reasons.extend(shard.write_error().map(|why| Unready::write_error(shard.id(), &why)));

@@ -128,6 +128,16 @@ async fn paused_copy_stays_and_continues_under_another_leader() {
     })
     .await;
 
+    // The replica that waits has no leader and needs none: a restart leaves its node ready.
+    fleet.stop(to).await;
+    let others = fleet.ids();
+    fleet.start_nodes(&[to], &others).await;
+    until_long("the node of the waiting replica is ready", async || {
+        let unready = fleet.node(to).running.node().unready();
+        unready.is_empty().then_some(())
+    })
+    .await;
+
     soon(admin.set_moves_paused(false)).await.unwrap();
     let mut least = u64::MAX;
     until_long("the copy continues to its end", async || {

@@ -148,12 +148,15 @@ fn old_replica_leaves_with_the_vote_of_the_new_one() {
     assert_eq!(cluster.voters(1), [(1, 1), (2, 1), (3, 1)], "until the new replica exists");
     cluster.done(1, id, false);
     assert!(cluster.shard(1).moving.is_some(), "it cannot be finished yet");
+    let awaited = |cluster: &Cluster| [2, 4].map(|node| cluster.shard(1).awaits_replica(node));
+    assert_eq!(awaited(&cluster), [false, true]);
     let generation = cluster.create(1);
     assert!(generation > 2, "not that of its replica of shard 0");
     assert_eq!(cluster.voters(1), [(1, 1), (3, 1), (4, generation.into())]);
     assert!(!cluster.members.is_removed(1, 2, 1), "its files are needed until the move is done");
     cluster.done(1, id, false);
     assert!(cluster.members.is_removed(1, 2, 1));
+    assert_eq!(awaited(&cluster), [false, false]);
     assert!(!cluster.members.is_removed(1, 4, generation));
     assert!(!cluster.members.is_removed(1, 2, 9), "this state is older than that replica");
     // It returns under a new generation.
