@@ -1,6 +1,6 @@
 //! State that the members of a run's consumer group share with the run that checks them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -15,6 +15,8 @@ pub struct GroupContext {
     checker: Arc<Mutex<GroupChecker>>,
     /// Member ids of the running members, by slot.
     running: Arc<Mutex<BTreeMap<u32, String>>>,
+    /// Slots whose members have had a response to a heartbeat since the group was left alone.
+    answered: Arc<Mutex<BTreeSet<u32>>>,
     /// Ends of the members' sessions, by the members' own clocks.
     sessions: Arc<Mutex<BTreeMap<u32, Instant>>>,
     is_calm: Arc<AtomicBool>,
@@ -28,9 +30,19 @@ pub struct GroupContext {
 impl GroupContext {
     pub fn new(seed: u64) -> Self {
         let name = format!("readers-{seed}").into();
-        let (checker, running, sessions) = Default::default();
+        let (checker, running, answered, sessions) = Default::default();
         let (is_calm, is_stopped, has_fixed_topics, commits) = Default::default();
-        Self { name, checker, running, sessions, is_calm, is_stopped, has_fixed_topics, commits }
+        Self {
+            name,
+            checker,
+            running,
+            answered,
+            sessions,
+            is_calm,
+            is_stopped,
+            has_fixed_topics,
+            commits,
+        }
     }
 
     pub fn name(&self) -> &str {
@@ -78,6 +90,25 @@ impl GroupContext {
             Some(member_id) => drop(running.insert(slot, member_id.to_owned())),
             None => drop(running.remove(&slot)),
         }
+        self.answered().remove(&slot);
+    }
+
+    fn answered(&self) -> MutexGuard<'_, BTreeSet<u32>> {
+        self.answered.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes that the member of a slot has had a response to a heartbeat.
+    pub fn set_answered(&self, slot: u32) {
+        self.answered().insert(slot);
+    }
+
+    /// Returns the running members that the group has not answered since it was left alone. Such
+    /// a member is absent, or its connection broke: its session may end at any time.
+    pub fn unanswered(&self) -> Vec<String> {
+        let running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        let answered = self.answered();
+        let waiting = running.iter().filter(|(slot, _)| !answered.contains(slot));
+        waiting.map(|(_, member_id)| member_id.clone()).collect()
     }
 
     /// Returns the ids of the running members, in order.
@@ -90,6 +121,7 @@ impl GroupContext {
 
     /// From now on no member crashes, leaves or is absent, and no topic changes.
     pub fn calm_down(&self) {
+        self.answered().clear();
         self.is_calm.store(true, Ordering::Relaxed);
     }
 

@@ -471,6 +471,7 @@ impl MemberSlot {
             self.context.marks.hit(CoverageMark::GroupRebalanced);
         }
         member.expires = member.expires.max(sent + timeout);
+        self.context.group.set_answered(self.slot);
         self.context.group.set_session(member.id, member.expires);
         self.context.group.end_sessions();
         member.epoch = response.member_epoch;

@@ -166,6 +166,10 @@ impl GroupStateChecker {
         if members != self.context.running() {
             return Err(format!("members {members:?} instead of {:?}", self.context.running()));
         }
+        let unanswered = self.context.unanswered();
+        if !unanswered.is_empty() {
+            return Err(format!("members {unanswered:?} have no response yet"));
+        }
         if !group.is_stable() {
             return Err(format!("the group is not stable: {group:?}"));
         }
