@@ -121,6 +121,7 @@ impl CeilingProcess {
             addr: vec![self.address.clone()],
             source: "the ceiling".to_owned(),
             token: TokenSource::none(),
+            rack: None,
             tls: None,
         };
         BenchLoad { cluster, ..load.clone() }

@@ -62,6 +62,7 @@ impl TargetOptions {
             addr: self.addr.clone(),
             context: self.context.clone(),
             token_file: self.token_file.clone(),
+            rack: None,
             tls: ContextTls {
                 ca: self.tls_ca.clone(),
                 cert: self.tls_cert.clone(),

@@ -15,12 +15,13 @@ const FIRST_RESPONSE_MAX: Duration = Duration::from_secs(2);
 /// Shortest timeout of a request; a shorter --timeout ends the command.
 const REQUEST_TIMEOUT_MIN: Duration = Duration::from_millis(100);
 
-/// Returns the client's settings: addresses, token and TLS that the global options select.
+/// Returns the client's settings: addresses, token, rack and TLS that the global options select.
 pub(crate) fn config(global: &GlobalArgs) -> Config {
     let defaults = Config::new(global.addr.iter().cloned());
     let request_timeout = global.timeout.unwrap_or(defaults.request_timeout);
     Config {
         token: global.token.clone(),
+        rack: global.client_rack.clone(),
         tls: global.tls_files.clone(),
         pending: global.pending.clone(),
         // The user names the nodes, and has to know that one is gone.

@@ -136,17 +136,19 @@ fn report_usage(error: &clap::Error) -> ExitCode {
     }
 }
 
-/// Selects the addresses, the token and the files of TLS of a command that connects to a cluster.
+/// Selects the addresses, the token, the rack and the files of TLS of a command that connects to a cluster.
 fn resolve(global: &mut GlobalArgs) -> anyhow::Result<()> {
     let choice = ClusterChoice {
         addr: global.addr.clone(),
         context: global.context.clone(),
         token_file: global.token_file.clone(),
+        rack: global.client_rack.clone(),
         tls: tls::of_args(&global.tls),
     };
     let cluster = choice.resolve().map_err(context::failure)?;
     (global.addr, global.addr_source) = (cluster.addr, cluster.source);
     (global.token, global.tls_files) = (cluster.token, cluster.tls);
+    global.client_rack = cluster.rack;
     Ok(())
 }
 

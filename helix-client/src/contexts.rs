@@ -38,6 +38,12 @@ pub const ADDR_DEFAULT: &str = "127.0.0.1:9092";
 /// Environment variable with addresses: `HOST:PORT,...`.
 pub const ADDR_VARIABLE: &str = "HELIX_ADDR";
 
+/// Environment variable with the client's rack.
+pub const RACK_VARIABLE: &str = "HELIX_CLIENT_RACK";
+
+/// Longest name of a rack, in bytes.
+const RACK_BYTES_MAX: usize = 64;
+
 /// Content of the contexts file.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -62,6 +68,9 @@ pub struct ContextEntry {
     /// File with the token for this cluster.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub token_file: Option<PathBuf>,
+    /// Rack of the clients that use this context.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rack: Option<String>,
     /// Files of TLS; empty for a cluster without TLS.
     #[serde(default, skip_serializing_if = "ContextTls::is_empty")]
     pub tls: ContextTls,
@@ -226,6 +235,8 @@ pub struct ClusterChoice {
     pub context: Option<String>,
     /// File with the token, as of `--token-file`.
     pub token_file: Option<PathBuf>,
+    /// Rack of the client, as of `--client-rack`.
+    pub rack: Option<String>,
     /// Files of TLS, as of `--tls-ca` and its siblings.
     pub tls: ContextTls,
 }
@@ -239,6 +250,8 @@ pub struct ChosenCluster {
     pub source: String,
     /// Token that calls carry.
     pub token: TokenSource,
+    /// Rack of the client, as of [`Config::rack`].
+    pub rack: Option<String>,
     /// Files of TLS; `None` without TLS.
     pub tls: Option<TlsOptions>,
 }
@@ -246,7 +259,7 @@ pub struct ChosenCluster {
 impl ChosenCluster {
     /// Returns the client settings, otherwise with their defaults.
     pub fn config(self) -> Config {
-        Config { token: self.token, tls: self.tls, ..Config::new(self.addr) }
+        Config { token: self.token, tls: self.tls, rack: self.rack, ..Config::new(self.addr) }
     }
 }
 
@@ -268,7 +281,8 @@ impl ClusterChoice {
     /// The token is that of `token_file`, of a named `context`, of the environment
     /// ([`TokenSource::from_env`]), or of the current context. Each file of TLS is the one given
     /// here, of the context, or of the environment. So TLS is on if any of the three has a CA, and
-    /// no token is sent without TLS if any of them has a setting of TLS.
+    /// no token is sent without TLS if any of them has a setting of TLS. The rack is the one given
+    /// here, of the environment ([`RACK_VARIABLE`]), or of the context.
     ///
     /// # Errors
     /// Fails if the context is unknown, if the contexts file is needed and unreadable, or if an
@@ -279,7 +293,8 @@ impl ClusterChoice {
         let context = context.unwrap_or_default();
         let tls = self.tls_files(context.tls, variable).options()?;
         let token = self.token(context.token_file)?;
-        Ok(ChosenCluster { addr, source, token, tls })
+        let rack = self.rack(context.rack, variable)?;
+        Ok(ChosenCluster { addr, source, token, rack, tls })
     }
 
     fn addresses(
@@ -333,6 +348,26 @@ impl ClusterChoice {
             let failure = ContextError::new(kind, "the token cannot be used");
             failure.why(error.message.clone()).hint("helix whoami --token-file FILE")
         })
+    }
+
+    fn rack(
+        &self,
+        of_context: Option<String>,
+        variable: impl Fn(&str) -> Option<OsString>,
+    ) -> Result<Option<String>, ContextError> {
+        let of_env = || {
+            let value = variable(RACK_VARIABLE).filter(|value| !value.is_empty())?;
+            // Other bytes are no node's rack, and too long a name shows what they are.
+            Some(value.to_string_lossy().into_owned())
+        };
+        let rack = self.rack.clone().or_else(of_env).or(of_context);
+        if let Some(rack) = rack.as_ref().filter(|it| it.is_empty() || it.len() > RACK_BYTES_MAX) {
+            let what = format!("the client's rack has {} bytes", rack.len());
+            let error = ContextError::new(ContextErrorKind::InvalidSetting, what);
+            let error = error.why(format!("racks have names of 1 to {RACK_BYTES_MAX} bytes"));
+            return Err(error.hint("helix cluster placement lists the racks of the nodes"));
+        }
+        Ok(rack)
     }
 
     /// Returns the files of TLS: field by field those given here, of the context and of the
@@ -550,6 +585,23 @@ mod tests {
         assert!(choice.tls_files(ContextTls::default(), bytes).ca.is_some());
         let wrong = error(choice.addresses(bytes, || Ok(Contexts::default())));
         assert_eq!(wrong.kind, ContextErrorKind::InvalidSetting);
+    }
+
+    #[test]
+    fn rack_is_given_or_of_the_environment_or_the_context() {
+        let of = |given: Option<&str>, env: &str, context: Option<&str>| {
+            let choice =
+                ClusterChoice { rack: given.map(str::to_owned), ..ClusterChoice::default() };
+            choice.rack(context.map(str::to_owned), |_| Some(OsString::from(env)))
+        };
+        assert_eq!(of(Some("a"), "b", Some("c")).unwrap().as_deref(), Some("a"));
+        assert_eq!(of(None, "b", Some("c")).unwrap().as_deref(), Some("b"));
+        assert_eq!(of(None, "", Some("c")).unwrap().as_deref(), Some("c"));
+        assert_eq!(of(None, "", None).unwrap(), None);
+        for wrong in [String::new(), "r".repeat(65)] {
+            let refused = error(of(Some(&wrong), "", None));
+            assert!(refused.to_string().contains("1 to 64 bytes"), "{refused}");
+        }
     }
 
     #[test]

@@ -44,6 +44,7 @@ struct ConnectSettings {
     certificate_file: Option<PathBuf>,
     key_file: Option<PathBuf>,
     server_name: Option<String>,
+    rack: Option<String>,
     request_timeout: Option<f64>,
     connect_timeout: Option<f64>,
     connections_per_node: Option<usize>,
@@ -142,6 +143,7 @@ impl ConnectSettings {
             addr: self.addresses,
             context: self.context,
             token_file: self.token_file,
+            rack: self.rack,
             tls: ContextTls {
                 ca: self.ca_file,
                 cert: self.certificate_file,

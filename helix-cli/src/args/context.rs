@@ -8,8 +8,8 @@ use crate::completion;
 pub(crate) enum ContextSubcommand {
     /// Add a context, or change its addresses
     ///
-    /// Stores the addresses of --addr, and the files of --token-file and of the --tls options,
-    /// under the name. The first context becomes the current one.
+    /// Stores the addresses of --addr, the files of --token-file and of the --tls options, and
+    /// the --client-rack under the name. The first context becomes the current one.
     Add {
         /// Name of the context
         name: String,

@@ -29,6 +29,10 @@ pub(crate) struct GlobalArgs {
     /// File with the token of this client [env: HELIX_TOKEN_FILE, or HELIX_TOKEN with the token]
     #[arg(long, global = true, value_name = "FILE")]
     pub(crate) token_file: Option<PathBuf>,
+    /// Rack of this client: where any replica may serve a read, one on a node of this rack is
+    /// preferred [env: HELIX_CLIENT_RACK]
+    #[arg(long, global = true, value_name = "RACK")]
+    pub(crate) client_rack: Option<String>,
     #[command(flatten)]
     pub(crate) tls: TlsArgs,
     /// Print results in this format

@@ -22,6 +22,8 @@ pub(crate) struct ContextRow {
     addr: Vec<String>,
     /// File with the token; absent without one
     token_file: Option<String>,
+    /// Rack of the clients; absent without one
+    rack: Option<String>,
     /// True if connections have TLS
     tls: bool,
 }
@@ -41,7 +43,7 @@ pub(crate) fn run(global: &GlobalArgs, command: &ContextSubcommand) -> anyhow::R
                 None => None,
             };
             let entry = context_entry(name, &global.addr, &global.tls)?;
-            let entry = ContextEntry { token_file, ..entry };
+            let entry = ContextEntry { token_file, rack: global.client_rack.clone(), ..entry };
             contexts.contexts.insert(name.clone(), entry);
             if *make_current || contexts.current.is_none() {
                 contexts.switch_to(name).map_err(context::failure)?;
@@ -80,7 +82,7 @@ fn context_entry(name: &str, addr: &[String], tls: &TlsArgs) -> anyhow::Result<C
     }
     let tls = tls::of_args(tls);
     tls.options().map_err(context::failure)?;
-    Ok(ContextEntry { addr: addr.to_vec(), token_file: None, tls })
+    Ok(ContextEntry { addr: addr.to_vec(), tls, ..ContextEntry::default() })
 }
 
 fn rows(contexts: &Contexts) -> Vec<ContextRow> {
@@ -89,6 +91,7 @@ fn rows(contexts: &Contexts) -> Vec<ContextRow> {
         is_current: contexts.current.as_ref() == Some(name),
         addr: entry.addr.clone(),
         token_file: entry.token_file.as_ref().map(|path| path.display().to_string()),
+        rack: entry.rack.clone(),
         tls: !entry.tls.is_empty(),
     };
     contexts.contexts.iter().map(row).collect()

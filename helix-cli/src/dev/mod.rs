@@ -102,7 +102,7 @@ fn save_context(addr: &str, tls_dir: &Path) -> anyhow::Result<()> {
     let tls_dir = std::path::absolute(tls_dir).context("find the certificates")?;
     let addr = addr.split(',').map(str::to_owned).collect();
     let tls = tls::in_directory(&tls_dir);
-    let entry = ContextEntry { addr, token_file: None, tls };
+    let entry = ContextEntry { addr, tls, ..ContextEntry::default() };
     let mut contexts = context::load()?;
     contexts.contexts.insert(TLS_CONTEXT.to_owned(), entry);
     context::save(&contexts)

@@ -44,6 +44,7 @@ def connect(
     token: Token | None = None,
     token_file: str | PathLike[str] | None = None,
     tls: Tls | None = None,
+    rack: str | None = None,
     request_timeout: float | None = None,
     connect_timeout: float | None = None,
     connections_per_node: int | None = None,
@@ -61,6 +62,8 @@ def connect(
             Default: that of the context, or `HELIX_TOKEN`, or the file in `HELIX_TOKEN_FILE`.
         token_file: File with the token; it is read again when it changes.
         tls: Files of TLS. Default: those of the context, or `HELIX_TLS_CA` and its siblings.
+        rack: Rack of this client. Where any replica may serve a read, one on a node of this rack
+            is preferred. Default: `HELIX_CLIENT_RACK`, or the rack of the context.
         request_timeout: Seconds for a call with all its retries. Default: 30.
         connect_timeout: Seconds for a connect. Default: 3.
         connections_per_node: Connections to each node. Default: 1.
@@ -86,6 +89,7 @@ def connect(
         "certificate_file": tls.certificate_file if tls else None,
         "key_file": tls.key_file if tls else None,
         "server_name": tls.server_name if tls else None,
+        "rack": rack,
         "request_timeout": request_timeout,
         "connect_timeout": connect_timeout,
         "connections_per_node": connections_per_node,
