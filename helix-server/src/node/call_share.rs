@@ -5,12 +5,17 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
 /// Number of the open calls of one principal or address, over all of its connections.
 #[derive(Debug)]
 pub struct CallShare {
     /// Names the calls in a refusal.
     what: &'static str,
     open: AtomicUsize,
+    /// Turn of the one request that waits for the node's memory. The others wait for this turn, so
+    /// the memory goes around between shares however many requests each of them has.
+    memory_turn: Arc<Semaphore>,
 }
 
 impl CallShare {
@@ -24,13 +29,20 @@ impl CallShare {
     }
 
     fn new(what: &'static str) -> Arc<Self> {
-        Arc::new(Self { what, open: AtomicUsize::new(0) })
+        let memory_turn = Arc::new(Semaphore::new(1));
+        Arc::new(Self { what, open: AtomicUsize::new(0), memory_turn })
     }
 
     /// Counts a call until the slot is dropped. Returns the number of open calls with it, too.
     pub fn open(self: &Arc<Self>) -> (CallSlot, usize) {
         let open = self.open.fetch_add(1, Ordering::Relaxed) + 1;
         (CallSlot(self.clone()), open)
+    }
+
+    /// Waits until no other request of this share waits for the node's memory. The turn lasts
+    /// until the permit is dropped.
+    pub async fn memory_turn(&self) -> Option<OwnedSemaphorePermit> {
+        self.memory_turn.clone().acquire_owned().await.ok()
     }
 
     /// Returns the text that names the calls in a refusal.
@@ -42,6 +54,12 @@ impl CallShare {
 /// RAII slot of one open call.
 #[derive(Debug)]
 pub struct CallSlot(Arc<CallShare>);
+
+impl CallSlot {
+    pub fn share(&self) -> &Arc<CallShare> {
+        &self.0
+    }
+}
 
 impl Drop for CallSlot {
     fn drop(&mut self) {

@@ -369,7 +369,8 @@ impl AdmittedBody {
                 self.end_message();
                 return Poll::Ready(Ok(bytes));
             }
-            let acquire = connection.clone().acquire_request(bytes_decoded, wait_max);
+            let share = self.call.share();
+            let acquire = connection.clone().acquire_request(share, bytes_decoded, wait_max);
             Box::pin(async { acquire.await.map(MessageClaim::Arrived) })
         } else {
             self.uncounted += bytes.len();
@@ -382,7 +383,8 @@ impl AdmittedBody {
                 self.add_claim(MessageClaim::Part(permit));
                 return Poll::Ready(Ok(bytes));
             }
-            Box::pin(connection.clone().acquire_arriving(more, bytes_decoded, wait_max))
+            let share = self.call.share();
+            Box::pin(connection.clone().acquire_arriving(share, more, bytes_decoded, wait_max))
         };
         self.waiting = Some((bytes, acquire));
         self.poll_waiting(context)

@@ -22,6 +22,7 @@ use tonic::transport::server::Connected;
 use super::authority::AuthorityFilter;
 use super::client_frames::ClientFrames;
 use super::load::{CancelledCalls, ClientConnection};
+use super::turn_pause::TurnPause;
 use crate::limits;
 
 /// A client's socket, which [`ClientConnection::close`] can close from another task.
@@ -38,8 +39,7 @@ pub(super) struct ClientStream<S> {
     /// Frames other than DATA in this turn.
     turn_frames: usize,
     turn_bytes: usize,
-    /// Calls that were accepted when a read last ended without bytes.
-    ended_at: Option<u64>,
+    turn_pause: TurnPause,
     cancelled: CancelledCalls,
     /// Fires when the connection is read again.
     pause: Option<Pin<Box<Sleep>>>,
@@ -60,7 +60,7 @@ impl<S> ClientStream<S> {
             has_begun: false,
             turn_frames: 0,
             turn_bytes: 0,
-            ended_at: None,
+            turn_pause: TurnPause::new(),
             cancelled: CancelledCalls::new(),
             pause: None,
             full_since: None,
@@ -75,16 +75,10 @@ impl<S> ClientStream<S> {
             self.connection.begin_calls();
         }
         let accepted = self.connection.accepted_calls();
-        // The server reads again after each stream that it accepts. If it has accepted none, none
-        // were left, and this is another turn of its task.
-        if self.ended_at == Some(accepted) {
+        if self.turn_frames >= limits::TURN_FRAMES_MAX || self.turn_bytes >= limits::TURN_BYTES_MAX
+        {
+            ready!(self.turn_pause.poll(context));
             (self.turn_frames, self.turn_bytes) = (0, 0);
-        }
-        let has_bytes = self.turn_bytes < limits::TURN_BYTES_MAX;
-        if self.turn_frames >= limits::TURN_FRAMES_MAX || !has_bytes {
-            // Behind the tasks of the calls in this turn.
-            context.waker().wake_by_ref();
-            return Poll::Pending;
         }
         ready!(self.connection.poll_begun(context));
         if let Some((since, is_awaited)) = &mut self.full_since
@@ -174,13 +168,15 @@ impl<S: AsyncRead + Unpin> AsyncRead for ClientStream<S> {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        let polled = match self.poll_turn(context) {
-            Poll::Ready(()) => self.poll_bytes(context, buffer),
-            Poll::Pending => Poll::Pending,
-        };
-        self.ended_at = None;
+        let mut polled = Poll::Pending;
+        if self.poll_turn(context).is_ready() {
+            polled = self.poll_bytes(context, buffer);
+            if polled.is_pending() {
+                // Nothing is left, so this turn was short.
+                (self.turn_frames, self.turn_bytes) = (0, 0);
+            }
+        }
         if polled.is_pending() {
-            self.ended_at = Some(self.connection.accepted_calls());
             self.connection.register_reader(context.waker());
         }
         // After the waker is registered, so that a close in between is not missed.
@@ -239,8 +235,10 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for ClientStream<S> {
 #[cfg(test)]
 mod tests {
     use std::future::poll_fn;
+    use std::sync::atomic::{AtomicUsize, Ordering};
 
-    use tokio::io::{AsyncWriteExt, duplex};
+    use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
+    use tokio::net::UnixStream;
     use tokio_util::sync::CancellationToken;
 
     use super::*;
@@ -250,38 +248,78 @@ mod tests {
     /// Bytes of one read of HTTP/2.
     const READ_BYTES: usize = 8 << 10;
 
-    #[tokio::test]
-    async fn large_messages_are_read_in_turns() {
+    /// Returns a connection whose client has sent DATA frames of 16 KiB on stream 1.
+    async fn connection_with_frames(frames: usize) -> (ClientStream<DuplexStream>, DuplexStream) {
         let load = ClientLoad::new(MemoryShares::of(MEMORY_LIMIT_MIN));
         let connection = load.connect().unwrap();
         connection.set_peer(ClientAddress::Tcp(([127, 0, 0, 1], 1).into()));
-        let (mut client, server) = duplex(4 << 20);
-        // DATA frames of 16 KiB on stream 1.
+        let (mut client, server) = duplex(frames * (17 << 10));
         let frame = [&[0, 0x40, 0, 0, 0, 0, 0, 0, 1][..], &[7; 16 << 10]].concat();
         client.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await.unwrap();
-        for _ in 0..100 {
+        for _ in 0..frames {
             client.write_all(&frame).await.unwrap();
         }
         let ended = CancellationToken::new().drop_guard();
-        let mut stream = ClientStream::new(server, &connection, ended);
+        (ClientStream::new(server, &connection, ended), client)
+    }
+
+    /// Reads until nothing is left or the turn ends; returns the bytes.
+    fn read_turn(
+        stream: &mut ClientStream<DuplexStream>,
+        context: &mut Context<'_>,
+    ) -> io::Result<usize> {
+        let mut bytes = 0;
+        loop {
+            let mut buffer = [0; READ_BYTES];
+            let mut buffer = ReadBuf::new(&mut buffer);
+            match Pin::new(&mut *stream).poll_read(context, &mut buffer) {
+                Poll::Ready(read) => read?,
+                Poll::Pending => return Ok(bytes),
+            }
+            if buffer.filled().is_empty() {
+                return Ok(bytes);
+            }
+            bytes += buffer.filled().len();
+        }
+    }
+
+    #[tokio::test]
+    async fn large_messages_are_read_in_turns() {
+        let (mut stream, _client) = connection_with_frames(100).await;
         for turn in 0..5 {
-            let read = poll_fn(|context| {
-                let mut bytes = 0;
-                loop {
-                    let mut buffer = [0; READ_BYTES];
-                    let mut buffer = ReadBuf::new(&mut buffer);
-                    match Pin::new(&mut stream).poll_read(context, &mut buffer) {
-                        Poll::Ready(read) => read.unwrap(),
-                        Poll::Pending => return Poll::Ready(bytes),
-                    }
-                    bytes += buffer.filled().len();
-                }
-            });
+            let read = poll_fn(|context| Poll::Ready(read_turn(&mut stream, context).unwrap()));
             // Tokio also ends a task's turn, after 128 reads or writes.
             tokio::task::yield_now().await;
             let bytes = read.await;
             let allowed = limits::TURN_BYTES_MAX..limits::TURN_BYTES_MAX + READ_BYTES;
             assert!(allowed.contains(&bytes), "turn {turn}: {bytes} bytes");
         }
+    }
+
+    /// The connections have more to read after each turn, so the worker is never idle.
+    #[tokio::test]
+    async fn other_sockets_are_served_between_turns() {
+        const CONNECTIONS: usize = 4;
+        let turns = Arc::new(AtomicUsize::new(0));
+        let (mut socket, mut other) = UnixStream::pair().unwrap();
+        let mut clients = Vec::new();
+        for _ in 0..CONNECTIONS {
+            let (mut stream, client) = connection_with_frames(400).await;
+            clients.push(client);
+            let turns = turns.clone();
+            tokio::spawn(poll_fn(move |context| {
+                read_turn(&mut stream, context).unwrap();
+                turns.fetch_add(1, Ordering::Relaxed);
+                Poll::<()>::Pending
+            }));
+        }
+        for _ in 0..10 {
+            other.write_all(b"x").await.unwrap();
+            let before = turns.load(Ordering::Relaxed);
+            socket.read_exact(&mut [0]).await.unwrap();
+            let waited = turns.load(Ordering::Relaxed) - before;
+            assert!(waited <= 3 * CONNECTIONS, "{waited} turns of other connections");
+        }
+        assert!(turns.load(Ordering::Relaxed) > 10, "they were read meanwhile");
     }
 }

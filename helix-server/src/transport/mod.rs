@@ -29,6 +29,7 @@ mod services;
 mod socket;
 mod stream_guard;
 mod tracked_body;
+mod turn_pause;
 mod unix_socket;
 
 pub use accept::Listener;

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::task::AtomicWaker;
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, timeout};
 
 use super::begun_calls::AcceptedCalls;
@@ -317,12 +317,13 @@ impl ClientConnection {
         Some(RequestPermit { connection: LoadPermit(own), node: LoadPermit(of_node) })
     }
 
-    /// Acquires the permit for `bytes` of a request, after at most `wait_max`.
+    /// Acquires the permit for `bytes` of a request of this share, after at most `wait_max`.
     ///
     /// # Errors
     /// [`Error::Throttled`] after that wait.
     pub async fn acquire_request(
         self: Arc<Self>,
+        share: Option<Arc<CallShare>>,
         bytes: usize,
         wait_max: Duration,
     ) -> Result<RequestPermit> {
@@ -332,6 +333,7 @@ impl ClientConnection {
             // The connection's permit first: waiting for it delays no other connection.
             let own = self.request_bytes.clone().acquire_many_owned(own).await.ok()?;
             let _waiting = Waiting::new(&self.load.waiting_requests);
+            let _turn = memory_turn(share).await;
             let of_node = self.load.request_bytes.clone().acquire_many_owned(of_node).await.ok()?;
             Some(RequestPermit { connection: LoadPermit(own), node: LoadPermit(of_node) })
         };
@@ -384,6 +386,7 @@ impl ClientConnection {
     /// [`Error::Throttled`] after that wait.
     pub async fn acquire_arriving(
         self: Arc<Self>,
+        share: Option<Arc<CallShare>>,
         bytes: usize,
         whole_bytes: usize,
         wait_max: Duration,
@@ -394,6 +397,7 @@ impl ClientConnection {
         let part = async {
             let own = self.arriving_bytes.clone().acquire_many_owned(bytes).await.ok()?;
             let _waiting = Waiting::new(&self.load.waiting_requests);
+            let _turn = memory_turn(share).await;
             let of_node = self.load.arriving_bytes.clone().acquire_many_owned(bytes).await.ok()?;
             let (connection, node) = (LoadPermit(own), LoadPermit(of_node));
             Some(MessageClaim::Part(ArrivingPermit { connection, node }))
@@ -435,6 +439,10 @@ impl ClientConnection {
     }
 }
 
+async fn memory_turn(share: Option<Arc<CallShare>>) -> Option<OwnedSemaphorePermit> {
+    share?.memory_turn().await
+}
+
 impl Drop for ClientConnection {
     fn drop(&mut self) {
         *self.load.free_window_bytes() += self.window_bytes;
@@ -454,7 +462,7 @@ pub struct CallMemory {
     has_shared_responses: AtomicBool,
     /// The caller; `None` if callers are not checked.
     access: Option<CallAccess>,
-    _slot: Option<CallSlot>,
+    slot: Option<CallSlot>,
     _permit: Option<LoadPermit>,
 }
 
@@ -485,7 +493,7 @@ impl CallMemory {
             request: Mutex::default(),
             has_shared_responses: AtomicBool::new(false),
             access,
-            _slot: slot,
+            slot,
             _permit: permit,
         })
     }
@@ -502,6 +510,11 @@ impl CallMemory {
 
     pub fn load(&self) -> &Arc<ClientLoad> {
         &self.load
+    }
+
+    /// Returns the share of the call's principal or address; `None` for a call without one.
+    pub fn share(&self) -> Option<Arc<CallShare>> {
+        Some(self.slot.as_ref()?.share().clone())
     }
 
     pub fn connection(&self) -> &Arc<ClientConnection> {
