@@ -61,7 +61,7 @@ fn response(report: &PlacementReport, leaders: &BTreeMap<u64, u64>) -> GetPlacem
     let shards = placement.shards().map(|(shard_id, shard)| {
         let stuck = plan.stuck.iter().find(|it| it.shard_id == shard_id);
         let row = report.progress_of(shard_id);
-        let split = shard.split.as_ref().map(|split| report.split_obstacle(split));
+        let split = shard.split.as_ref().map(|split| report.split_obstacle(shard_id, split));
         let obstacle = stuck.map(|it| it.reason.obstacle()).or(split).unwrap_or_default();
         PlacementShard {
             shard_id: wire_shard_id(shard_id),

@@ -14,6 +14,7 @@ use super::member_addresses::MemberAddresses;
 use super::peer_messages::{PeerRequest, PeerResponse};
 use super::reconcile::ShardProgress;
 use super::remote_shards::RemoteShards;
+use super::split_tries::SplitTries;
 use super::state::ClusterState;
 use crate::clock::Clock;
 use crate::error::{Error, LeaderHint, Result};
@@ -58,6 +59,7 @@ pub struct Cluster {
     pub(super) reported_addresses: Mutex<MemberAddresses>,
     pub(super) remote: Mutex<RemoteShards>,
     pub(super) silent: Mutex<SilentNodes>,
+    pub(super) split_tries: Mutex<SplitTries>,
 }
 
 impl Cluster {
@@ -83,6 +85,7 @@ impl Cluster {
             reported_addresses: Mutex::default(),
             remote: Mutex::default(),
             silent: Mutex::new(SilentNodes::new(replace_down_after)),
+            split_tries: Mutex::default(),
         }
     }
 

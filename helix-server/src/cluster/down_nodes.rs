@@ -11,6 +11,7 @@ use tokio::time::Instant;
 
 use super::client::Cluster;
 use super::members::Members;
+use super::split_tries::SplitTries;
 use crate::{protocol, sync};
 
 /// Nodes that do not respond, as shard 0's leader sees them.
@@ -49,9 +50,10 @@ impl Cluster {
         silent.limit.is_none() || silent.down(now).len() == silent.since.len()
     }
 
-    /// Begins to count again: this node does not lead shard 0.
-    pub fn forget_silence(&self) {
+    /// Forgets what the leader of shard 0 observes: this node does not lead it.
+    pub fn forget_observations(&self) {
         sync::lock(&self.silent).since.clear();
+        *sync::lock(&self.split_tries) = SplitTries::default();
     }
 
     /// Returns the nodes whose replicas go to other nodes; none unless this node leads shard 0.

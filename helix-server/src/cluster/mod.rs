@@ -53,6 +53,7 @@ mod replica_status;
 mod shard_growth;
 mod shard_split;
 mod split_driver;
+mod split_tries;
 mod state;
 mod topic_changes;
 mod topic_replicas;

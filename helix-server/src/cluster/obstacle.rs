@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
+use std::time::Duration;
 
 use super::members::Members;
 
@@ -61,6 +62,14 @@ impl Obstacle {
                 "free disk space on node {node}, or run `helix cluster cancel-move` for the shard \
                  and cordon the node"
             ),
+        )
+    }
+
+    pub(super) fn split_hung(pause: Duration) -> Self {
+        Self::new(
+            "SPLIT_HUNG",
+            format!("the split was cancelled, and starts again in {} s", pause.as_secs() + 1),
+            "read the logs of the nodes of the old shard and of the new one for the reason",
         )
     }
 

@@ -41,6 +41,8 @@ pub struct PlacementReport {
     pub reachable: BTreeSet<u64>,
     /// Why the new replica of a shard accepts no entries, by shard.
     pub unwritable: BTreeMap<u64, String>,
+    /// Times until the next tries of splits, by the shard that is to come from the split.
+    pub split_pauses: BTreeMap<u64, Duration>,
 }
 
 impl PlacementReport {
@@ -72,7 +74,10 @@ impl PlacementReport {
 
 impl PlacementReport {
     /// Returns why the split from which a shard is to come cannot go on.
-    pub fn split_obstacle(&self, split: &PlacedSplit) -> Obstacle {
+    pub fn split_obstacle(&self, shard_id: u64, split: &PlacedSplit) -> Obstacle {
+        if let Some(pause) = self.split_pauses.get(&shard_id).filter(|_| !split.is_planned()) {
+            return Obstacle::split_hung(*pause);
+        }
         let silent = split.replicas.keys().find(|node| !self.reachable.contains(node));
         silent.map_or_else(Obstacle::default, |node| Obstacle::unreachable(*node))
     }
@@ -176,8 +181,10 @@ impl Cluster {
             (state.version(), state.members().clone(), shards)
         });
         let reachable = self.reachable();
-        let is_settled = self.observe_nodes(&members, &reachable);
-        let split = self.machine().read(|state| next_split(state, &reachable));
+        let is_settled =
+            self.observe_nodes(&members, &reachable) & self.observe_splits(members.placement());
+        let may_try = |shard_id: u64| self.split_pause(shard_id).is_none();
+        let split = self.machine().read(|state| next_split(state, &reachable, may_try));
         let step = if let Some(split) = split {
             split
         } else if members.placement().is_some() {
@@ -267,7 +274,10 @@ impl Cluster {
         let plan = plan(&members, &reachable, &self.down_nodes());
         let progress = self.progress_since(0, &members).await;
         let unwritable = self.unwritable_targets(&members, &reachable).await;
-        Ok(PlacementReport { members, open, plan, progress, reachable, unwritable })
+        let splits = members.placement().into_iter().flat_map(ReplicaPlacement::splits);
+        let split_pauses =
+            splits.filter_map(|(shard, _)| Some((shard, self.split_pause(shard)?))).collect();
+        Ok(PlacementReport { members, open, plan, progress, reachable, unwritable, split_pauses })
     }
 
     /// Asks the nodes that get replicas whether their logs accept entries. Returns why not, by

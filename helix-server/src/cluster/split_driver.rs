@@ -28,8 +28,13 @@ const SEALED_MAX: Duration = Duration::from_secs(5);
 const RECORDS_WAIT_MAX: Duration = Duration::from_secs(10);
 
 /// Returns the next command for splits: to plan one, or to cancel one whose replicas are not
-/// coming. A pure function of the state and of the nodes that respond.
-pub(super) fn next_split(state: &ClusterState, reachable: &BTreeSet<u64>) -> Option<MemberCommand> {
+/// coming. A pure function of the state, of the nodes that respond, and of the splits that may be
+/// tried now.
+pub(super) fn next_split(
+    state: &ClusterState,
+    reachable: &BTreeSet<u64>,
+    may_try: impl Fn(u64) -> bool,
+) -> Option<MemberCommand> {
     let members = state.members();
     let placement = members.placement()?;
     for (shard_id, split) in placement.splits().filter(|it| it.1.is_planned()) {
@@ -43,7 +48,7 @@ pub(super) fn next_split(state: &ClusterState, reachable: &BTreeSet<u64>) -> Opt
         }
     }
     let unplanned = || placement.splits().filter(|it| !it.1.is_planned());
-    let (shard_id, _) = unplanned().next()?;
+    let (shard_id, _) = unplanned().find(|(shard_id, _)| may_try(*shard_id))?;
     if placement.is_paused() || placement.splits().any(|it| it.1.is_planned()) {
         return None;
     }

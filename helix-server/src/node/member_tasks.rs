@@ -116,7 +116,7 @@ async fn drive_members(node: &Node) -> bool {
     let leads_nothing = node.cluster.transfer_all().await;
     let is_leader = node.cluster.is_leader();
     if !is_leader {
-        node.cluster.forget_silence();
+        node.cluster.forget_observations();
     }
     let is_idle = !is_leader
         || (node.cluster.drive_change().await

@@ -11,7 +11,8 @@ fn report(moving: ShardMove, progress: Vec<ShardProgress>, is_reachable: bool) -
     let reachable = if is_reachable { 1..=4 } else { 1..=3 };
     let (plan, reachable, unwritable) = (Plan::default(), reachable.collect(), BTreeMap::new());
     let open = BTreeSet::new();
-    PlacementReport { members, open, plan, progress, reachable, unwritable }
+    let split_pauses = BTreeMap::new();
+    PlacementReport { members, open, plan, progress, reachable, unwritable, split_pauses }
 }
 
 #[test]

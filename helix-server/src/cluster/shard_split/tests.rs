@@ -4,8 +4,10 @@ use std::collections::BTreeSet;
 
 use rand::RngExt;
 use rand::seq::IteratorRandom;
+use tokio::time::Instant;
 
 use super::super::split_driver::next_split;
+use super::super::split_tries::SplitTries;
 use super::super::state::ClusterLimits;
 use super::*;
 use crate::log::testing::seeded;
@@ -76,7 +78,7 @@ impl Cluster {
 
     /// Carries out the next planned command. Returns whether there was one.
     fn plan(&mut self) -> bool {
-        let next = next_split(&self.state, &self.reachable);
+        let next = next_split(&self.state, &self.reachable, |_| true);
         if let Some(command) = next.clone() {
             self.member(command);
         }
@@ -201,6 +203,34 @@ fn cancelled_split_moves_nothing_and_is_planned_again() {
     assert!(!second.replicas.contains_key(&gone));
     cluster.build();
     assert_eq!(cluster.counts("orders"), [2, 2]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn split_that_hangs_is_tried_ever_more_rarely() {
+    let mut cluster = Cluster::of(3, 1);
+    cluster.create_topic("orders", 4);
+    cluster.add_shards(2);
+    let (mut tries, mut now) = (SplitTries::default(), Instant::now());
+    let mut pauses = Vec::new();
+    for _ in 0..12 {
+        assert!(cluster.plan());
+        let (shard_id, split) = cluster.split().unwrap();
+        tries.observe(cluster.state.members().placement().unwrap(), now);
+        let cancel = CancelSplit { shard_id, id: split.id, gives_up: false };
+        cluster.member(MemberCommand::CancelSplit(cancel));
+        cluster.member(MemberCommand::EndSplit(EndSplit { shard_id, id: split.id }));
+        tries.observe(cluster.state.members().placement().unwrap(), now);
+        let pause = tries.pause(shard_id, now).unwrap();
+        pauses.push(pause.as_secs());
+        assert_eq!(next_split(&cluster.state, &cluster.reachable, |id| id != shard_id), None);
+        now += pause;
+        assert_eq!(tries.pause(shard_id, now), None);
+    }
+    assert_eq!(pauses, [1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300, 300]);
+    assert!(cluster.plan());
+    cluster.build();
+    tries.observe(cluster.state.members().placement().unwrap(), now);
+    assert_eq!(tries.pause(2, now), None, "its tries are forgotten");
 }
 
 #[test]
