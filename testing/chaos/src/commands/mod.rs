@@ -4,6 +4,7 @@
 //! Each starts its own nodes in its own directory, which is kept after a failure.
 
 mod ack_probe;
+mod beside;
 mod elections;
 mod failover;
 mod fair_shares;

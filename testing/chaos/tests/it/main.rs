@@ -99,7 +99,8 @@ async fn flood_of_a_principal_is_held_to_its_quota_and_another_principal_is_serv
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nodes_are_added_replaced_and_removed_under_load() {
-    let args = GrowArgs { common: common(1), kill: true, most: 5 };
+    let (kill, most) = (true, 5);
+    let args = GrowArgs { common: common(1), kill, most, pause_max: None, beside: None };
     commands::run(ChaosCommand::Grow(args), program()).await.unwrap();
 }
 
