@@ -315,8 +315,7 @@ impl MemberSlot {
     }
 
     fn random_node(&mut self) -> NodeClient {
-        let at = self.rng.random_range(0..self.nodes.len());
-        self.nodes[at].clone()
+        self.nodes[self.context.random_member(&mut self.rng)].clone()
     }
 
     /// Chooses the next node to ask after a failed call of the group's.
@@ -325,7 +324,7 @@ impl MemberSlot {
         let hinted = usize::try_from(hint).ok().and_then(|node| node.checked_sub(1));
         self.coordinator = match hinted.filter(|at| *at < self.nodes.len()) {
             Some(at) => at,
-            None => self.rng.random_range(0..self.nodes.len()),
+            None => self.context.random_member(&mut self.rng),
         };
     }
 

@@ -259,7 +259,7 @@ impl OffsetChanger {
         let at = self.rng.random_range(0..self.late.len());
         let Some((request, change)) = self.late.remove(at) else { return };
         let node = match self.rng.random_bool(0.2) {
-            true => self.rng.random_range(0..self.nodes.len()),
+            true => self.context.random_member(&mut self.rng),
             false => self.coordinator,
         };
         let node = self.nodes[node].clone();
@@ -389,7 +389,7 @@ impl OffsetChanger {
         self.coordinator = match hinted.filter(|at| *at < self.nodes.len()) {
             Some(at) => at,
             None if is_final => self.coordinator,
-            None => self.rng.random_range(0..self.nodes.len()),
+            None => self.context.random_member(&mut self.rng),
         };
     }
 }

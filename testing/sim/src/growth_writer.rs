@@ -117,7 +117,7 @@ impl GrowthWriter {
 
     async fn init(&mut self) -> Option<ProducerIdentity> {
         while !self.context.is_calm() {
-            let at = self.rng.random_range(0..self.nodes.len());
+            let at = self.context.random_member(&mut self.rng);
             let response = self.nodes[at].init_producer(InitProducerRequest::default());
             if let Ok(Ok(response)) = timeout(RESPONSE_TIMEOUT, response).await {
                 return response.into_inner().producer;
@@ -168,7 +168,7 @@ impl GrowthWriter {
                 }
                 Err(_) => {}
             }
-            self.node = self.rng.random_range(0..self.nodes.len());
+            self.node = self.context.random_member(&mut self.rng);
             sleep(RETRY_PAUSE).await;
         }
         None

@@ -325,7 +325,7 @@ impl Principals {
     }
 
     fn random_node(&mut self) -> usize {
-        self.rng.random_range(0..self.principals[0].nodes.len())
+        self.context.random_member(&mut self.rng)
     }
 
     fn violate(&self, partition: u32, what: String) {

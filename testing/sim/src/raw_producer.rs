@@ -334,7 +334,7 @@ impl RawProducer {
     }
 
     fn random_node(&mut self) -> usize {
-        self.rng.random_range(0..self.nodes.len())
+        self.context.random_member(&mut self.rng)
     }
 
     fn record_violation(&self, offset: u64, what: String) {

@@ -17,7 +17,6 @@ use helix_proto::log::v1::{
 };
 use rand::RngExt;
 use rand::rngs::StdRng;
-use rand::seq::IndexedRandom;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 use tonic::transport::{Channel, Endpoint};
@@ -245,8 +244,8 @@ impl Recreator {
     }
 
     fn random_node(&mut self) -> Channel {
-        // Never empty: a cluster has nodes.
-        self.nodes.choose(&mut self.client.rng).unwrap_or(&self.nodes[0]).clone()
+        let at = self.client.context.random_member(&mut self.client.rng);
+        self.nodes[at].clone()
     }
 
     async fn create(&mut self) -> u64 {

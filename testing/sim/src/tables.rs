@@ -337,8 +337,10 @@ impl TableReader {
         let end = before.values().map(|(_, offset)| offset + 1).max().unwrap_or(0);
         let (mut offset, mut records, mut found) = (0, 0, BTreeMap::new());
         while offset < end {
-            let machines = self.context.plan.machines();
-            let node = node.unwrap_or_else(|| self.rng.random_range(1..=machines));
+            let node = match node {
+                Some(node) => node,
+                None => self.context.random_member(&mut self.rng) as u64 + 1,
+            };
             let Some(read) = self.fetch(node, partition, offset).await else {
                 return Ok(false);
             };

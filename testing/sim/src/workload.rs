@@ -169,6 +169,16 @@ impl ClientContext {
         StdRng::seed_from_u64(self.plan.seed.wrapping_mul(31).wrapping_add(u64::from(id)))
     }
 
+    /// Returns the position of a random member in the list of all machines.
+    ///
+    /// A client without a library knows the members. Machines that are spare or retired are
+    /// switched off and answer nothing, so that each call to one lasts until its timeout.
+    pub fn random_member(&self, rng: &mut StdRng) -> usize {
+        let members = self.members.all();
+        let at = rng.random_range(0..members.len());
+        members.iter().nth(at).map_or(0, |node| usize::try_from(*node - 1).unwrap_or(0))
+    }
+
     /// Creates a client with its own connections.
     ///
     /// # Errors

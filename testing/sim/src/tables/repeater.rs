@@ -78,8 +78,7 @@ impl TableRepeater {
     }
 
     fn node(&mut self) -> ProduceServiceClient<Channel> {
-        let at = self.rng.random_range(0..self.nodes.len());
-        self.nodes[at].clone()
+        self.nodes[self.context.random_member(&mut self.rng)].clone()
     }
 
     /// Requests a producer id. Returns `None` when the workload stops.
