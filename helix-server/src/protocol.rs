@@ -67,6 +67,9 @@ pub const SHARD_SPLITS: u32 = 11;
 /// First version in which shards, and so topics, have their own number of replicas.
 pub const REPLICATION_FACTORS: u32 = 11;
 
+/// First version in which a new shard is given up once too many of its replicas are gone.
+pub const LOST_NEW_SHARDS: u32 = 11;
+
 /// First version in which replicas move off nodes that have not responded for long.
 pub const DOWN_NODES: u32 = 11;
 

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use super::client::Cluster;
 use super::members::{Members, invalid};
-use super::placement::{PlacedShard, check_replicas};
+use super::placement::{PlacedShard, ShardMove, check_replicas};
 use super::shard_split::PlacedSplit;
 use super::state::ClusterState;
 use crate::error::{Error, Result};
@@ -81,7 +81,7 @@ impl Members {
         Ok(())
     }
 
-    /// Takes the next id for a new shard whose first replica exists and is given up.
+    /// Takes the next id for a new shard that is given up after its first replica was created.
     ///
     /// Its node may have formed the shard. Another one under the same id would begin with the same
     /// terms, and clients and nodes tell leaders of a shard apart by their terms.
@@ -96,11 +96,27 @@ impl Members {
         }
     }
 
+    /// Returns whether a shard may have lost its majority: half of its replicas or more are on nodes
+    /// that leave or lost their data. During a move the voters may be those before it or after it.
+    fn has_lost_majority(&self, shard: &PlacedShard) -> bool {
+        if shard.split.is_some() {
+            return false;
+        }
+        let is_gone = |(node, generation): &(&u64, &u32)| {
+            self.get(**node).is_none_or(|it| it.leaving || **generation < it.generation)
+        };
+        let has_lost = |replicas: &BTreeMap<u64, u32>| {
+            let gone = replicas.iter().filter(is_gone).count();
+            gone > 0 && gone * 2 >= replicas.len()
+        };
+        let moving = shard.finishable().map(|it| ShardMove { is_cancelled: false, ..*it });
+        has_lost(&shard.replicas) || has_lost(&PlacedShard { moving, ..shard.clone() }.after())
+    }
+
     /// Returns whether this is, or is about to be, a replica of the data shard. Always true without
     /// a placement.
     ///
-    /// The first replica of a new shard may have been given up for another one while its node knew
-    /// nothing of it. Such a replica leads a shard with no other replica.
+    /// A new shard may have been given up for another one while its leader knew nothing of it.
     pub(super) fn names_replica(&self, shard_id: u64, node_id: u64, generation: u32) -> bool {
         let Some(placement) = self.placement() else { return true };
         placement.shard(shard_id).is_some_and(|it| it.names(node_id, generation))
@@ -121,6 +137,23 @@ impl ClusterState {
         };
         let new: Vec<u64> = placement.shards().filter(is_new).map(|(id, _)| id).collect();
         self.shards.extend(new);
+    }
+
+    /// Gives up new shards that may have lost their majority: without one, no replica could be added
+    /// or moved, and a replacement of a node would wait for that without end. They have no
+    /// partitions yet.
+    pub(super) fn give_up_lost_shards(&mut self) {
+        let Some(placement) = self.members.placement() else { return };
+        if self.protocol < protocol::LOST_NEW_SHARDS {
+            return;
+        }
+        let is_lost = |(id, shard): &(u64, &PlacedShard)| {
+            *id != 0 && !self.shards.contains(id) && self.members.has_lost_majority(shard)
+        };
+        let lost: Vec<u64> = placement.shards().filter(is_lost).map(|(id, _)| id).collect();
+        for shard_id in lost {
+            self.members.give_up_new_shard(shard_id);
+        }
     }
 
     /// Returns the data shards that take partitions and have this own number of replicas; with 0,

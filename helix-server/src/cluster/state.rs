@@ -353,6 +353,8 @@ impl ClusterState {
             self.nodes.remove(&node_id);
         }
         if is_changed {
+            // First: once a shard takes partitions, it is never given up.
+            self.give_up_lost_shards();
             self.open_new_shards();
         }
         self.version += u64::from(is_changed);

@@ -10,8 +10,8 @@ use crate::cluster::planner::{PlanStep, plan};
 use crate::cluster::state::ClusterLimits;
 use crate::log::testing::seeded;
 use crate::log::{
-    CancelMove, ClusterCommand, CreateTopic, FinishMove, Head, PartitionSettings, ReplicaCreated,
-    TakePlacement, Verdict,
+    CancelMove, ClusterCommand, CreateTopic, FinishMove, Head, Joined, PartitionSettings,
+    RemoveMember, ReplaceMember, ReplicaCreated, TakePlacement, Verdict,
 };
 use crate::raft::replica_id;
 
@@ -81,6 +81,21 @@ impl Cluster {
         };
         self.member(command);
         true
+    }
+
+    /// Replaces a node that lost its directory.
+    fn lose(&mut self, node_id: u64) {
+        let replace = ReplaceMember {
+            lost_node_id: node_id,
+            node_id,
+            peer_addr: String::new(),
+            emptied: false,
+        };
+        let reply = self.apply(ClusterCommand::Members(MemberCommand::Replace(replace)));
+        let ClusterReply::MemberChange(change) = reply else { panic!("{reply:?}") };
+        let generation = self.state.members().get(node_id).unwrap().joining.unwrap();
+        self.member(MemberCommand::Joined(Joined { node_id, generation }));
+        self.member(MemberCommand::Finish(change.id));
     }
 
     fn create(&mut self, shard_id: u64) {
@@ -282,6 +297,100 @@ fn first_replica_that_is_given_up_is_no_longer_named() {
     cluster.member(MemberCommand::FinishMove(finish));
     cluster.settle();
     assert!(!has(&cluster, 2) && cluster.state.shards().iter().eq(&[1, 3]));
+}
+
+/// Returns a cluster whose shard 2 is new and has this many replicas of five.
+fn with_new_shard(nodes: u64, replicas: usize) -> Cluster {
+    let mut cluster = Cluster::of(nodes, 1, 5);
+    cluster.done(ClusterCommand::RaiseProtocol { version: protocol::LOST_NEW_SHARDS });
+    assert_eq!(cluster.add_shards(1, 2), ClusterReply::Done);
+    while cluster.shard(2).replicas.len() < replicas {
+        assert!(cluster.step());
+        cluster.create(2);
+        cluster.finish(2);
+    }
+    cluster
+}
+
+fn nodes_of(cluster: &Cluster, shard_id: u64) -> Vec<u64> {
+    cluster.shard(shard_id).replicas.into_keys().collect()
+}
+
+fn has_shard(cluster: &Cluster, shard_id: u64) -> bool {
+    cluster.state.members().placement().unwrap().shard(shard_id).is_some()
+}
+
+#[test]
+fn new_shard_is_given_up_once_it_has_lost_its_majority() {
+    for (replicas, lost, is_given_up) in [(1, 1, true), (2, 1, true), (3, 1, false), (3, 2, true)] {
+        let mut cluster = with_new_shard(5, replicas);
+        for node in nodes_of(&cluster, 2).into_iter().take(lost) {
+            cluster.lose(node);
+        }
+        let what = format!("{lost} of {replicas} replicas lost");
+        assert_eq!(!has_shard(&cluster, 2), is_given_up, "{what}");
+        cluster.settle();
+        let id = if is_given_up { 3 } else { 2 };
+        assert!(cluster.state.shards().iter().eq(&[1, id]), "{what}");
+        assert_eq!(cluster.shard(id).replicas.len(), 5, "{what}");
+        assert!(!is_given_up || cluster.state.members().is_removed(2, 1, 1), "{what}");
+    }
+}
+
+#[test]
+fn new_shard_that_grows_is_given_up_if_either_replica_is_lost() {
+    for (is_target, is_cancelled) in [(false, false), (true, false), (true, true)] {
+        let mut cluster = with_new_shard(5, 1);
+        assert!(cluster.step());
+        cluster.create(2);
+        let moving = cluster.shard(2).moving.unwrap();
+        if is_cancelled {
+            let cancel = CancelMove { shard_id: 2, id: moving.id };
+            cluster.member(MemberCommand::CancelMove(cancel));
+        }
+        let node = if is_target { moving.to.unwrap() } else { nodes_of(&cluster, 2)[0] };
+        // Both may vote, and neither can elect a leader alone.
+        cluster.lose(node);
+        assert!(!has_shard(&cluster, 2), "target {is_target}, cancelled {is_cancelled}");
+        let finish = FinishMove { shard_id: 2, id: moving.id, cancelled: is_cancelled };
+        cluster.member(MemberCommand::FinishMove(finish));
+        cluster.settle();
+        assert!(cluster.state.shards().iter().eq(&[1, 3]));
+    }
+}
+
+#[test]
+fn new_shard_is_given_up_if_its_only_node_leaves() {
+    for nodes in [2, 5] {
+        let mut cluster = with_new_shard(nodes, 1);
+        let node_id = nodes_of(&cluster, 2)[0];
+        let remove = MemberCommand::Remove(RemoveMember { node_id });
+        let removed = cluster.apply(ClusterCommand::Members(remove));
+        assert!(matches!(removed, ClusterReply::MemberChange(_)), "{removed:?}");
+        assert!(!has_shard(&cluster, 2), "of {nodes} nodes");
+        cluster.settle();
+        assert!(!cluster.state.members().has_data(node_id));
+        assert!(cluster.state.shards().iter().eq(&[1, 3]));
+    }
+}
+
+#[test]
+fn shards_that_lost_a_majority_stay_if_they_take_partitions() {
+    let mut cluster = with_new_shard(5, 1);
+    cluster.settle();
+    for node in 1..=4 {
+        cluster.lose(node);
+    }
+    assert!(cluster.state.shards().iter().eq(&[1, 2]) && has_shard(&cluster, 2));
+}
+
+#[test]
+fn lost_new_shard_stays_under_an_older_protocol() {
+    let mut cluster = with_new_shard(5, 1);
+    cluster.state.protocol = protocol::MORE_SHARDS;
+    let node = nodes_of(&cluster, 2)[0];
+    cluster.lose(node);
+    assert!(has_shard(&cluster, 2));
 }
 
 #[test]
