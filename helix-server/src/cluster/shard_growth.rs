@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::client::Cluster;
-use super::members::{Members, invalid};
+use super::members::{Member, Members, invalid};
 use super::placement::{PlacedShard, ShardMove, check_replicas};
 use super::shard_split::PlacedSplit;
 use super::state::ClusterState;
@@ -96,6 +96,12 @@ impl Members {
         }
     }
 
+    /// Returns the number of nodes that are being replaced, and may get a replica after that.
+    fn replaced_holders(&self) -> usize {
+        let is_replaced = |it: &&Member| it.joining.is_some() && it.generation > 0;
+        self.iter().filter(is_replaced).filter(|it| !it.leaving && !it.cordoned).count()
+    }
+
     /// Returns whether a shard may have lost its majority: half of its replicas or more are on nodes
     /// that leave or lost their data. During a move the voters may be those before it or after it.
     fn has_lost_majority(&self, shard: &PlacedShard) -> bool {
@@ -127,7 +133,10 @@ impl ClusterState {
     /// Lets new shards that have all of their replicas take partitions.
     pub(super) fn open_new_shards(&mut self) {
         let Some(placement) = self.members.placement() else { return };
-        let nodes = self.members.holders();
+        let nodes = match self.protocol >= protocol::LOST_NEW_SHARDS {
+            true => self.members.holders() + self.members.replaced_holders(),
+            false => self.members.holders(),
+        };
         let wanted = |shard: &PlacedShard| {
             let wanted = usize::try_from(placement.wanted_replicas(shard)).unwrap_or(usize::MAX);
             wanted.min(nodes).max(1)

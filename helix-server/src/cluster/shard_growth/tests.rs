@@ -322,7 +322,9 @@ fn has_shard(cluster: &Cluster, shard_id: u64) -> bool {
 
 #[test]
 fn new_shard_is_given_up_once_it_has_lost_its_majority() {
-    for (replicas, lost, is_given_up) in [(1, 1, true), (2, 1, true), (3, 1, false), (3, 2, true)] {
+    for (replicas, lost, is_given_up) in
+        [(1, 1, true), (2, 1, true), (3, 1, false), (3, 2, true), (4, 1, false), (4, 2, true)]
+    {
         let mut cluster = with_new_shard(5, replicas);
         for node in nodes_of(&cluster, 2).into_iter().take(lost) {
             cluster.lose(node);
@@ -372,6 +374,24 @@ fn new_shard_is_given_up_if_its_only_node_leaves() {
         assert!(!cluster.state.members().has_data(node_id));
         assert!(cluster.state.shards().iter().eq(&[1, 3]));
     }
+}
+
+#[test]
+fn new_shard_does_not_open_while_a_node_is_being_replaced() {
+    let mut cluster = with_new_shard(3, 2);
+    let lost_node_id = nodes_of(&cluster, 2)[0];
+    let (node_id, peer_addr) = (lost_node_id, String::new());
+    let replace = ReplaceMember { lost_node_id, node_id, peer_addr, emptied: false };
+    let reply = cluster.apply(ClusterCommand::Members(MemberCommand::Replace(replace)));
+    assert!(matches!(reply, ClusterReply::MemberChange(_)), "{reply:?}");
+    // Two nodes may get a replica now, and two have one, of which one is lost.
+    assert_eq!(cluster.state.members().holders(), 2);
+    assert!(cluster.state.shards().iter().eq(&[1]));
+    let generation = cluster.state.members().get(node_id).unwrap().joining.unwrap();
+    cluster.member(MemberCommand::Joined(Joined { node_id, generation }));
+    cluster.settle();
+    assert!(cluster.state.shards().iter().eq(&[1, 3]));
+    assert_eq!(cluster.shard(3).replicas.len(), 3);
 }
 
 #[test]
