@@ -11,6 +11,7 @@
 //! - Without faults the replicas come to be where they should, on the disks and in the Raft groups.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use helix_server::cluster::{Members, MoveReason, ReplicaPlacement};
 use helix_server::node::Node;
@@ -316,4 +317,21 @@ fn misplaced(
 /// Returns whether these files are of a log.
 pub(crate) fn has_log(files: &[String]) -> bool {
     files.iter().any(|name| name == "state" || name.ends_with(".seg"))
+}
+
+/// Returns whether every shard keeps a majority without a node's replica. A node that was removed
+/// with fewer replicas than wanted leaves shards with two.
+pub fn tolerates_loss(machines: &[SimulatedMachine], node_id: u64) -> bool {
+    let nodes = machines.iter().filter_map(SimulatedMachine::node);
+    let version = |node: &Arc<Node>| node.cluster().machine().read(|state| state.version());
+    let Some(newest) = nodes.max_by_key(version) else { return false };
+    newest.cluster().machine().read(|state| {
+        let Some(placement) = state.members().placement() else { return true };
+        // A new shard takes no partitions yet, and is given up.
+        let open = placement.shards().filter(|(id, _)| state.shards().contains(id));
+        let survives = |replicas: &BTreeMap<u64, u32>| {
+            !replicas.contains_key(&node_id) || (replicas.len() - 1) * 2 > replicas.len()
+        };
+        open.map(|(_, it)| it).all(|it| survives(&it.replicas) && survives(&it.after()))
+    })
 }

@@ -14,8 +14,8 @@ use super::{CrashKind, FULL_BYTES, FaultEnd, Nemesis, host_index};
 use crate::cluster::SimulatedMachine;
 use crate::coverage::CoverageMark;
 use crate::disks::NodeDisks;
-use crate::net;
 use crate::plan::FaultKind;
+use crate::{net, placement_watch};
 
 impl Nemesis {
     /// Draws the node of a fault: any node, the node of the last fault, or a leader.
@@ -233,7 +233,8 @@ impl Nemesis {
                 self.marks.hit(CoverageMark::ClockJump);
             }
             FaultKind::Wipe => {
-                if machine.is_on() && self.members.lose(node) {
+                let may_lose = placement_watch::tolerates_loss(machines, node);
+                if machine.is_on() && may_lose && self.members.lose(node) {
                     self.marks.hit(CoverageMark::NodeWiped);
                     self.take_down(sim, machine, CrashKind::Power);
                     self.wipe(machine);
