@@ -136,7 +136,8 @@ fn report_usage(error: &clap::Error) -> ExitCode {
     }
 }
 
-/// Selects the addresses, the token, the rack and the files of TLS of a command that connects to a cluster.
+/// Selects the addresses, the token, the rack and the files of TLS of a command that connects to a
+/// cluster.
 fn resolve(global: &mut GlobalArgs) -> anyhow::Result<()> {
     let choice = ClusterChoice {
         addr: global.addr.clone(),

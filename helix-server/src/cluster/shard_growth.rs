@@ -102,8 +102,9 @@ impl Members {
         self.iter().filter(is_replaced).filter(|it| !it.leaving && !it.cordoned).count()
     }
 
-    /// Returns whether a shard may have lost its majority: half of its replicas or more are on nodes
-    /// that leave or lost their data. During a move the voters may be those before it or after it.
+    /// Returns whether a shard may have lost its majority: half of its replicas or more are on
+    /// nodes that leave or lost their data. During a move the voters may be those before it or
+    /// after it.
     fn has_lost_majority(&self, shard: &PlacedShard) -> bool {
         if shard.split.is_some() {
             return false;
@@ -148,8 +149,8 @@ impl ClusterState {
         self.shards.extend(new);
     }
 
-    /// Gives up new shards that may have lost their majority: without one, no replica could be added
-    /// or moved, and a replacement of a node would wait for that without end. They have no
+    /// Gives up new shards that may have lost their majority: without one, no replica could be
+    /// added or moved, and a replacement of a node would wait for that without end. They have no
     /// partitions yet.
     pub(super) fn give_up_lost_shards(&mut self) {
         let Some(placement) = self.members.placement() else { return };

@@ -1,7 +1,8 @@
-//! `grow`: grows one node to three and five, replaces a lost disk, and shrinks to three without the
-//! first node, all under load. With more than five nodes, shards get three replicas, which spread,
-//! with `--kill` while nodes are killed. Then the shards are split, six nodes lead partitions of the topic from
-//! before and every node some of a new one, and the added nodes are removed again.
+//! `grow`: grows one node to three and five, replaces a lost disk, and shrinks to three without
+//! the first node, all under load. With more than five nodes, shards get three replicas, which
+//! spread, with `--kill` while nodes are killed. Then the shards are split, six nodes lead
+//! partitions of the topic from before and every node some of a new one, and the added nodes are
+//! removed again.
 //!
 //! Every log is purged before a node joins, so each new node has to fetch a snapshot and the
 //! records. A client with one batch in flight in each partition measures ack times and the longest
