@@ -281,8 +281,8 @@ impl ClusterChoice {
     /// The token is that of `token_file`, of a named `context`, of the environment
     /// ([`TokenSource::from_env`]), or of the current context. Each file of TLS is the one given
     /// here, of the context, or of the environment. So TLS is on if any of the three has a CA, and
-    /// no token is sent without TLS if any of them has a setting of TLS. The rack is the one given
-    /// here, of the environment ([`RACK_VARIABLE`]), or of the context.
+    /// no token is sent without TLS if any of them has a setting of TLS. The rack follows the order
+    /// of the token; its variable is [`RACK_VARIABLE`].
     ///
     /// # Errors
     /// Fails if the context is unknown, if the contexts file is needed and unreadable, or if an
@@ -360,7 +360,8 @@ impl ClusterChoice {
             // Other bytes are no node's rack, and too long a name shows what they are.
             Some(value.to_string_lossy().into_owned())
         };
-        let rack = self.rack.clone().or_else(of_env).or(of_context);
+        let named = || of_context.clone().filter(|_| self.context.is_some());
+        let rack = self.rack.clone().or_else(named).or_else(of_env).or_else(|| of_context.clone());
         if let Some(rack) = rack.as_ref().filter(|it| it.is_empty() || it.len() > RACK_BYTES_MAX) {
             let what = format!("the client's rack has {} bytes", rack.len());
             let error = ContextError::new(ContextErrorKind::InvalidSetting, what);
@@ -588,12 +589,18 @@ mod tests {
     }
 
     #[test]
-    fn rack_is_given_or_of_the_environment_or_the_context() {
-        let of = |given: Option<&str>, env: &str, context: Option<&str>| {
-            let choice =
-                ClusterChoice { rack: given.map(str::to_owned), ..ClusterChoice::default() };
-            choice.rack(context.map(str::to_owned), |_| Some(OsString::from(env)))
+    fn rack_is_given_or_of_a_named_context_the_environment_or_the_current_context() {
+        let choose = |named: Option<&str>, given: Option<&str>, env: &str, rack: Option<&str>| {
+            let rack_given = given.map(str::to_owned);
+            let choice = ClusterChoice { rack: rack_given, ..choice(&[], named) };
+            choice.rack(rack.map(str::to_owned), |_| Some(OsString::from(env)))
         };
+        let of = |given: Option<&str>, env: &str, context: Option<&str>| {
+            choose(None, given, env, context)
+        };
+        let named = choose(Some("prod"), None, "b", Some("c"));
+        assert_eq!(named.unwrap().as_deref(), Some("c"));
+        assert_eq!(choose(Some("prod"), None, "b", None).unwrap().as_deref(), Some("b"));
         assert_eq!(of(Some("a"), "b", Some("c")).unwrap().as_deref(), Some("a"));
         assert_eq!(of(None, "b", Some("c")).unwrap().as_deref(), Some("b"));
         assert_eq!(of(None, "", Some("c")).unwrap().as_deref(), Some("c"));

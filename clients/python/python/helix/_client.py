@@ -62,7 +62,8 @@ def connect(
         token_file: File with the token; it is read again when it changes.
         tls: Files of TLS. Default: those of the context, or `HELIX_TLS_CA` and its siblings.
         rack: Rack of this client. Where any replica may serve a read, one on a node of this rack
-            is preferred. Default: `HELIX_CLIENT_RACK`, or the rack of the context.
+            is preferred. Default: that of a named context, or `HELIX_CLIENT_RACK`, or that of
+            the current context.
         request_timeout: Seconds for a call with all its retries. Default: 30.
         connect_timeout: Seconds for a connect. Default: 3.
         connections_per_node: Connections to each node. Default: 1.
