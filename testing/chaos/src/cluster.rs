@@ -25,9 +25,6 @@ use crate::proxy::{LinkMode, Proxy};
 /// Interval between polls of a condition.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Data shards, so that leaders are on different nodes and more than one log can be lost.
-const SHARDS: u64 = 3;
-
 /// Options of a cluster.
 #[derive(Debug, Clone)]
 pub(crate) struct ClusterOptions {
@@ -35,6 +32,8 @@ pub(crate) struct ClusterOptions {
     pub(crate) program: PathBuf,
     /// Nodes: 1, 3 or 5.
     pub(crate) nodes: u64,
+    /// Data shards of a new cluster.
+    pub(crate) shards: u64,
     /// Directory for data and logs.
     pub(crate) dir: PathBuf,
     /// Puts proxies between clients and nodes too.
@@ -196,7 +195,7 @@ impl ChaosCluster {
             admin,
             peer_address: peer,
             peers: Vec::new(),
-            shards: Some(SHARDS),
+            shards: Some(options.shards),
             log_kib: options.log_kib,
             catch_up_kib: options.catch_up_kib,
             election_timeout_ms: options.election_timeout_ms,

@@ -22,6 +22,12 @@ const SEGMENT_BYTES: u64 = 16 << 20;
 /// Fast, so that sealed segments are scrubbed after each start and damage is found soon.
 const SCRUB_RATE: &str = "256MiB";
 
+/// Memory limit of a node by default.
+const MEMORY_DEFAULT_MIB: u64 = 512;
+
+/// Memory that a node needs for each shard, with some to spare.
+const SHARD_MEMORY_MIB: u64 = 96;
+
 /// Options of a node process.
 #[derive(Debug, Clone)]
 pub(crate) struct NodeProcessOptions {
@@ -78,6 +84,10 @@ impl NodeProcessOptions {
             format!("--scrub-rate={SCRUB_RATE}"),
         ];
         arguments.extend(self.shards.map(|shards| format!("--shards={shards}")));
+        let memory_mib = self.shards.map_or(0, |shards| shards * SHARD_MEMORY_MIB);
+        if memory_mib > MEMORY_DEFAULT_MIB {
+            arguments.push(format!("--memory-limit={memory_mib}MiB"));
+        }
         let catch_up = self.catch_up_kib.or(self.log_kib);
         arguments.extend(self.log_kib.map(|kib| format!("--checkpoint-bytes={kib}KiB")));
         arguments.extend(catch_up.map(|kib| format!("--catch-up-bytes={kib}KiB")));

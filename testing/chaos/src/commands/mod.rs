@@ -51,6 +51,10 @@ pub struct CommonArgs {
     #[arg(long, default_value_t = 3)]
     pub nodes: u64,
 
+    /// Data shards of the new cluster; with several, leaders are on different nodes
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=64))]
+    pub shards: u64,
+
     /// Seed of all random choices
     #[arg(long, env = "HELIX_SEED", default_value_t = 1)]
     pub seed: u64,

@@ -154,6 +154,7 @@ impl TestBed {
             has_client_proxies,
             log_kib: common.log_kib,
             catch_up_kib,
+            shards: common.shards,
             election_timeout_ms: common.election_timeout_ms,
             disk_bytes,
             tls: common.tls,

@@ -24,6 +24,7 @@ fn common(nodes: u64) -> CommonArgs {
         seed,
         topic_partitions: 6,
         duration_max,
+        shards: 3,
         election_timeout_ms: None,
         log_kib: None,
         tls: false,
