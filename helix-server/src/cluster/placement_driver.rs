@@ -11,8 +11,8 @@ use super::members::Members;
 use super::node_changes::refusal;
 use super::obstacle::Obstacle;
 use super::peer_messages::{PeerResponse, ReplicaStatusRequest};
-use super::placement::{MoveReason, PlacedShard, ReplicaPlacement, ShardMove, ShardTarget};
-use super::planner::{Plan, PlanStep, plan, rack_objection};
+use super::placement::{MoveReason, ReplicaPlacement, ShardMove, ShardTarget};
+use super::planner::{Plan, PlanStep, needs_no_move, plan, rack_objection};
 use super::reconcile::{ChangePhase, ShardProgress};
 use super::shard_split::PlacedSplit;
 use super::split_driver::next_split;
@@ -212,21 +212,8 @@ impl Cluster {
     /// Returns whether the membership change in progress has nothing left to do: all replicas are
     /// where they should be, except for moves that only spread them.
     pub(super) fn is_placed(&self, members: &Members) -> bool {
-        let all: BTreeSet<u64> = members.iter().map(|it| it.node_id).collect();
-        let is_done = plan(members, &all, &BTreeSet::new()).is_complete();
-        let mut moves = members.placement().into_iter().flat_map(ReplicaPlacement::moves);
-        let mut leaving = members.iter().filter(|it| it.leaving);
-        // A move that only spreads replicas may also take a lost replica away.
-        let mut replicas = members.placement().into_iter().flat_map(ReplicaPlacement::shards);
-        let has_lost = |(_, shard): (u64, &PlacedShard)| {
-            shard.replicas.iter().any(|(node, generation)| members.is_lost(*node, *generation))
-        };
         let target = members.shard_target(0);
-        is_done
-            && !replicas.any(has_lost)
-            && moves.all(|(_, it)| it.reason.is_optional())
-            && !leaving.any(|it| members.has_replicas(it.node_id))
-            && self.replica().membership().is(&target.voters, &target.learners)
+        needs_no_move(members) && self.replica().membership().is(&target.voters, &target.learners)
     }
 
     /// Adds to the progress of a change the moves that it still needs.

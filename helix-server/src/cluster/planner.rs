@@ -240,6 +240,23 @@ pub(super) fn plan(members: &Members, reachable: &BTreeSet<u64>, down: &BTreeSet
     planner.plan
 }
 
+/// Returns whether all replicas are where they should be, except for moves that only spread them.
+pub(super) fn needs_no_move(members: &Members) -> bool {
+    let all: BTreeSet<u64> = members.iter().map(|it| it.node_id).collect();
+    let is_done = plan(members, &all, &BTreeSet::new()).is_complete();
+    let mut moves = members.placement().into_iter().flat_map(ReplicaPlacement::moves);
+    let mut leaving = members.iter().filter(|it| it.leaving);
+    // A move that only spreads replicas may also take a lost replica away.
+    let mut replicas = members.placement().into_iter().flat_map(ReplicaPlacement::shards);
+    let has_lost = |(_, shard): (u64, &PlacedShard)| {
+        shard.replicas.iter().any(|(node, generation)| members.is_lost(*node, *generation))
+    };
+    is_done
+        && !replicas.any(has_lost)
+        && moves.all(|(_, it)| it.reason.is_optional())
+        && !leaving.any(|it| members.has_replicas(it.node_id))
+}
+
 /// Returns why an operator's move would be followed by another one: it crowds a rack.
 pub(super) fn rack_objection(
     members: &Members,

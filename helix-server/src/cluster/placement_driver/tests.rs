@@ -1,6 +1,7 @@
 //! Each state in which a move does not go on has a reason.
 
 use super::*;
+use crate::cluster::placement::PlacedShard;
 
 fn report(moving: ShardMove, progress: Vec<ShardProgress>, is_reachable: bool) -> PlacementReport {
     let replicas: BTreeMap<u64, u32> = [(1, 1), (2, 1), (3, 1)].into();

@@ -268,6 +268,30 @@ fn random_clusters_converge_and_undo_nothing() {
     }
 }
 
+/// A change ends only after the lost replicas are gone, also if a move that began before the loss,
+/// and only spreads replicas, takes the last of them away.
+#[test]
+fn a_move_that_spreads_a_lost_replica_is_needed() {
+    let mut rng = StdRng::seed_from_u64(1);
+    let mut cluster = Cluster::of(4, 1, 3);
+    cluster.settle(&mut rng);
+    let held: Vec<u64> = cluster.placement().shard(1).unwrap().replicas.keys().copied().collect();
+    cluster.set_racks(|node| match held.iter().position(|it| *it == node) {
+        Some(0 | 1) => "crowded".to_owned(),
+        _ => format!("rack of {node}"),
+    });
+    assert!(needs_no_move(&cluster.members), "a move to another rack is not needed");
+    let next = plan(&cluster.members, &cluster.reachable, &BTreeSet::new());
+    let [step @ PlanStep::Move(planned)] = next.steps.as_slice() else { panic!("{next:?}") };
+    assert_eq!((planned.shard_id, planned.reason), (1, MoveReason::Racks));
+    cluster.apply(&step.command(cluster.version));
+    assert!(needs_no_move(&cluster.members), "nor is it once it runs");
+    cluster.lose(planned.from.unwrap());
+    assert!(!needs_no_move(&cluster.members));
+    cluster.settle(&mut rng);
+    assert!(needs_no_move(&cluster.members), "{:?}", cluster.members);
+}
+
 #[test]
 fn replica_counts_differ_by_one_at_most() {
     for seed in seeds(100) {
