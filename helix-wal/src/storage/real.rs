@@ -11,8 +11,8 @@ use std::io;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use rustix::fs::{FlockOperation, flock, fstatvfs};
 
@@ -21,8 +21,8 @@ use linux as system;
 #[cfg(not(target_os = "linux"))]
 use portable as system;
 use system::{
-    drop_cached, exchange, fetch, open_direct, read_without_waiting, reserve, unwritten_bytes,
-    writes_elsewhere,
+    drop_cached, exchange, fetch, open_direct, read_without_waiting, reopen_cached, reserve,
+    unwritten_bytes, writes_elsewhere,
 };
 
 use super::{BLOCK, File, Storage};
@@ -41,6 +41,8 @@ pub struct DirStorage {
     /// Kept open, so that a sync of the directory does not depend on its path.
     directory: Fd,
     direct: bool,
+    /// A file that is open for direct I/O can be opened again for the page cache.
+    reopens: bool,
     reserves_space: bool,
     writes_elsewhere: bool,
 }
@@ -53,6 +55,7 @@ impl DirStorage {
     pub fn open(path: impl AsRef<Path>) -> io::Result<Self> {
         let mut storage = Self::open_buffered(path)?;
         storage.direct = storage.probe_direct()?;
+        storage.reopens = storage.direct && storage.probe_reopen();
         Ok(storage)
     }
 
@@ -65,8 +68,9 @@ impl DirStorage {
         create_directory(&path)?;
         let directory = Fd::open(&path)?;
         let writes_elsewhere = writes_elsewhere(&directory);
+        let (direct, reopens, reserves_space) = (false, false, true);
         let mut storage =
-            Self { path, directory, direct: false, reserves_space: true, writes_elsewhere };
+            Self { path, directory, direct, reopens, reserves_space, writes_elsewhere };
         storage.reserves_space = storage.probe_reserve()?;
         Ok(storage)
     }
@@ -92,6 +96,17 @@ impl DirStorage {
                 Some(Shortage::Space) => Ok(self.reads_direct()),
             },
         }
+    }
+
+    /// Returns whether a file can be opened by the descriptor that this process has of it. That
+    /// takes a mounted `/proc`.
+    fn probe_reopen(&self) -> bool {
+        let name = self.path.join(PROBE);
+        let made = open_direct(&name, OpenOptions::new().create(true).truncate(true));
+        let reopens = made.and_then(|fd| reopen_cached(&fd)).is_ok();
+        // Ignored: the file may not exist, and an empty one left behind is harmless.
+        let _ = fs::remove_file(&name);
+        reopens
     }
 
     /// Returns whether a direct read of an existing file works.
@@ -123,10 +138,27 @@ impl DirStorage {
         }
     }
 
-    fn file(&self, name: &str, cached: Fd) -> io::Result<Arc<dyn File>> {
+    /// Opens a file, and prepares a new one with `prepare`.
+    fn file(
+        &self,
+        name: &str,
+        options: &mut OpenOptions,
+        prepare: impl FnOnce(&Fd) -> io::Result<()>,
+    ) -> io::Result<Arc<dyn File>> {
         let path = self.path.join(name);
-        let direct =
-            if self.direct { Some(open_direct(&path, &mut OpenOptions::new())?) } else { None };
+        let cached = OnceLock::new();
+        let mut direct = None;
+        if self.reopens {
+            prepare(direct.insert(open_direct(&path, options)?))?;
+        } else {
+            let fd = options.read(true).write(true).open(&path)?;
+            prepare(&fd)?;
+            if self.direct {
+                direct = Some(open_direct(&path, &mut OpenOptions::new())?);
+            }
+            // Cannot be set yet.
+            let _ = cached.set(fd);
+        }
         Ok(Arc::new(DirFile { cached, direct, clean: AtomicBool::new(false) }))
     }
 }
@@ -155,27 +187,17 @@ impl Storage for DirStorage {
     }
 
     fn create(&self, name: &str, len: u64) -> io::Result<Arc<dyn File>> {
-        let path = self.path.join(name);
-        let made = OpenOptions::new()
-            .create(true)
-            .truncate(true)
-            .read(true)
-            .write(true)
-            .open(&path)
-            .and_then(|fd| {
-                allocate(&fd, len)?;
-                self.file(name, fd)
-            });
+        let options = &mut OpenOptions::new();
+        let made = self.file(name, options.create(true).truncate(true), |fd| allocate(fd, len));
         if made.is_err() {
             // Ignored: the first error is reported, and there may be nothing to remove.
-            let _ = fs::remove_file(&path);
+            let _ = fs::remove_file(self.path.join(name));
         }
         made
     }
 
     fn open(&self, name: &str) -> io::Result<Arc<dyn File>> {
-        let fd = OpenOptions::new().read(true).write(true).open(self.path.join(name))?;
-        self.file(name, fd)
+        self.file(name, &mut OpenOptions::new(), |_| Ok(()))
     }
 
     fn rename(&self, from: &str, to: &str) -> io::Result<()> {
@@ -218,41 +240,64 @@ impl Storage for DirStorage {
 
 /// A file, opened twice: reads of the tail use the page cache, writes bypass it.
 ///
+/// The descriptor for reads is opened by the first of them, if the system can do that. Most files
+/// of an idle log are never read.
+///
 /// The system reads ahead for sequential reads, into large folios. A copy out of these takes half
 /// as long as out of pages that were fetched one by one.
 #[derive(Debug)]
 struct DirFile {
-    cached: Fd,
+    /// Set unless there is a direct one.
+    cached: OnceLock<Fd>,
     direct: Option<Fd>,
     /// Pages left dirty by an earlier process have been written.
     clean: AtomicBool,
 }
 
+impl DirFile {
+    /// Returns the descriptor that reads through the page cache.
+    fn cached(&self) -> io::Result<&Fd> {
+        match (self.cached.get(), &self.direct) {
+            (Some(fd), _) => Ok(fd),
+            (None, Some(direct)) => {
+                let opened = reopen_cached(direct)?;
+                Ok(self.cached.get_or_init(|| opened))
+            }
+            (None, None) => Err(io::Error::other("a file without a descriptor")),
+        }
+    }
+
+    /// Returns a descriptor for calls that do not transfer bytes of the file.
+    fn any(&self) -> io::Result<&Fd> {
+        self.direct.as_ref().map_or_else(|| self.cached(), Ok)
+    }
+}
+
 impl File for DirFile {
     fn len(&self) -> io::Result<u64> {
-        Ok(self.cached.metadata()?.len())
+        Ok(self.any()?.metadata()?.len())
     }
 
     fn write_at(&self, data: &[u8], offset: u64) -> io::Result<()> {
         debug_assert!(offset.is_multiple_of(BLOCK as u64) && data.len().is_multiple_of(BLOCK));
         match &self.direct {
             Some(direct) => direct.write_all_at(data, offset),
-            None => self.cached.write_all_at(data, offset),
+            None => self.cached()?.write_all_at(data, offset),
         }
     }
 
     fn sync_data(&self) -> io::Result<()> {
         // Either descriptor flushes the file's dirty pages and the device. On macOS the standard
         // library requests a full flush here.
-        self.direct.as_ref().unwrap_or(&self.cached).sync_data()
+        self.any()?.sync_data()
     }
 
     fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
-        self.cached.read_exact_at(buf, offset)
+        self.cached()?.read_exact_at(buf, offset)
     }
 
     fn try_read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<bool> {
-        read_without_waiting(&self.cached, buf, offset)
+        read_without_waiting(self.cached()?, buf, offset)
     }
 
     fn read_device_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
@@ -261,21 +306,24 @@ impl File for DirFile {
             None => {
                 // Only clean pages can be dropped. This process syncs its own writes.
                 if !self.clean.load(Ordering::Acquire) {
-                    self.cached.sync_data()?;
+                    self.cached()?.sync_data()?;
                     self.clean.store(true, Ordering::Release);
                 }
-                drop_cached(&self.cached, offset, buf.len());
-                self.cached.read_exact_at(buf, offset)
+                drop_cached(self.cached()?, offset, buf.len());
+                self.cached()?.read_exact_at(buf, offset)
             }
         }
     }
 
     fn unwritten_bytes(&self) -> io::Result<u64> {
-        unwritten_bytes(&self.cached, self.len()?)
+        unwritten_bytes(self.any()?, self.len()?)
     }
 
     fn will_read(&self, range: Range<u64>) {
-        fetch(&self.cached, range);
+        // Ignored: the read that follows reports it.
+        if let Ok(cached) = self.cached() {
+            fetch(cached, range);
+        }
     }
 }
 
@@ -386,15 +434,18 @@ mod tests {
         file.write_at(scratch.aligned(bytes.len()), offset).unwrap();
     }
 
-    fn both(check: impl Fn(DirStorage)) {
+    fn in_all_modes(check: impl Fn(DirStorage)) {
         let directory = tempfile::tempdir().unwrap();
         check(DirStorage::open(directory.path().join("direct/a/b")).unwrap());
+        let mut opens_twice = DirStorage::open(directory.path().join("twice")).unwrap();
+        opens_twice.reopens = false;
+        check(opens_twice);
         check(DirStorage::open_buffered(directory.path().join("buffered")).unwrap());
     }
 
     #[test]
     fn reads_written_bytes_in_all_modes_at_any_offset() {
-        both(|storage| {
+        in_all_modes(|storage| {
             let len = 3 * DEVICE_READ_BYTES_MAX;
             let bytes = pattern(len);
             let file = storage.create("a", len as u64).unwrap();
@@ -423,7 +474,7 @@ mod tests {
 
     #[test]
     fn cached_reads_see_later_writes() {
-        both(|storage| {
+        in_all_modes(|storage| {
             let file = storage.create("a", 2 * BLOCK as u64).unwrap();
             let mut got = [0; 16];
             file.read_at(&mut got, 100).unwrap();
@@ -435,7 +486,7 @@ mod tests {
 
     #[test]
     fn reads_past_the_end_are_errors() {
-        both(|storage| {
+        in_all_modes(|storage| {
             let file = storage.create("a", BLOCK as u64).unwrap();
             let mut buf = [0; 2];
             let at = BLOCK as u64 - 1;
@@ -451,7 +502,7 @@ mod tests {
 
     #[test]
     fn files_are_listed_renamed_replaced_and_removed() {
-        both(|storage| {
+        in_all_modes(|storage| {
             storage.create("a", 4096).unwrap();
             storage.create("b", 8192).unwrap();
             storage.rename("a", "b").unwrap();
@@ -467,9 +518,38 @@ mod tests {
         });
     }
 
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_file_takes_a_second_descriptor_once_it_is_read() {
+        let directory = tempfile::tempdir().unwrap();
+        let storage = DirStorage::open(directory.path()).unwrap();
+        if !storage.reopens {
+            println!("skipped: no direct I/O, or no /proc");
+            return;
+        }
+        let descriptors = || {
+            let all = fs::read_dir("/proc/self/fd").unwrap();
+            let paths = all.filter_map(|fd| fs::read_link(fd.unwrap().path()).ok());
+            paths.filter(|path| path.starts_with(directory.path()) && path.is_file()).count()
+        };
+        let file = storage.create("a", 4 * BLOCK as u64).unwrap();
+        write(&file, &[7; BLOCK], 0);
+        file.sync_data().unwrap();
+        file.read_device_at(&mut [0; BLOCK], 0).unwrap();
+        assert_eq!((file.len().unwrap(), descriptors()), (4 * BLOCK as u64, 1));
+        storage.rename("a", "b").unwrap();
+        for _ in 0..2 {
+            let mut got = [0; 16];
+            file.read_at(&mut got, 100).unwrap();
+            assert_eq!((got, descriptors()), ([7; 16], 2));
+        }
+        drop(file);
+        assert_eq!(descriptors(), 0);
+    }
+
     #[test]
     fn exchanged_files_swap_names() {
-        both(|storage| {
+        in_all_modes(|storage| {
             storage.create("a", 4096).unwrap();
             storage.create("b", 8192).unwrap();
             let unsupported = |e: io::Error| e.kind() == io::ErrorKind::Unsupported;
@@ -485,7 +565,7 @@ mod tests {
 
     #[test]
     fn directory_is_locked_until_guard_is_dropped() {
-        both(|storage| {
+        in_all_modes(|storage| {
             let guard = storage.lock().unwrap();
             let other = DirStorage::open_buffered(&storage.path).unwrap();
             assert_eq!(other.lock().err().unwrap().kind(), io::ErrorKind::WouldBlock);
@@ -496,7 +576,7 @@ mod tests {
 
     #[test]
     fn create_on_full_disk_leaves_nothing_behind() {
-        both(|storage| {
+        in_all_modes(|storage| {
             let e = storage.create("huge", 1 << 60).unwrap_err();
             // Some file systems check the maximum file size before the free space.
             let kinds = [io::ErrorKind::StorageFull, io::ErrorKind::FileTooLarge];
@@ -507,7 +587,7 @@ mod tests {
 
     #[test]
     fn counts_unwritten_bytes() {
-        both(|storage| {
+        in_all_modes(|storage| {
             let (blocks, block) = (64, BLOCK as u64);
             let file = storage.create("a", blocks * block).unwrap();
             let before = file.unwritten_bytes().unwrap();
@@ -529,7 +609,7 @@ mod tests {
 
     #[test]
     fn never_written_bytes_read_as_zeroes() {
-        both(|storage| {
+        in_all_modes(|storage| {
             let file = storage.create("a", 64 * BLOCK as u64).unwrap();
             let mut read = vec![1; 64 * BLOCK];
             file.read_device_at(&mut read, 0).unwrap();
@@ -539,7 +619,7 @@ mod tests {
 
     #[test]
     fn direct_read_past_end_is_an_error() {
-        both(|storage| {
+        in_all_modes(|storage| {
             fs::write(storage.path.join("odd"), pattern(5000)).unwrap();
             let file = storage.open("odd").unwrap();
             let mut got = vec![0; 5000];

@@ -18,6 +18,13 @@ pub(super) fn open_direct(path: &Path, options: &mut OpenOptions) -> io::Result<
     options.read(true).write(true).custom_flags(flag).open(path)
 }
 
+/// Opens a file again by its descriptor, for reads through the page cache. Its name may have
+/// changed.
+pub(super) fn reopen_cached(direct: &Fd) -> io::Result<Fd> {
+    use std::os::fd::AsRawFd;
+    Fd::open(format!("/proc/self/fd/{}", direct.as_raw_fd()))
+}
+
 /// Reserves space for a file. Returns `false` if the file system cannot do that.
 pub(super) fn reserve(fd: &Fd, len: u64) -> io::Result<bool> {
     use rustix::fs::{FallocateFlags, fallocate};

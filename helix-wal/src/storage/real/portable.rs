@@ -9,6 +9,10 @@ pub(super) fn open_direct(_: &Path, _: &mut OpenOptions) -> io::Result<Fd> {
     Err(io::ErrorKind::Unsupported.into())
 }
 
+pub(super) fn reopen_cached(_: &Fd) -> io::Result<Fd> {
+    Err(io::ErrorKind::Unsupported.into())
+}
+
 pub(super) fn reserve(_: &Fd, _: u64) -> io::Result<bool> {
     Ok(false)
 }
