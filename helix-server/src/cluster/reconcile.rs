@@ -149,6 +149,10 @@ impl ReconcileInput<'_> {
         if configs.len() > 1 {
             return Step::LeaveJoint;
         }
+        if !voters.contains(&self.own) {
+            // openraft makes a removed leader step down; its successor takes the next step.
+            return wait(ChangePhase::ChangingVoters, Obstacle::default());
+        }
         let is_unwanted =
             |id: &&ReplicaId| !self.target.contains(id) && !self.followers.contains(id);
         let unwanted: BTreeSet<ReplicaId> = learners.iter().filter(is_unwanted).copied().collect();

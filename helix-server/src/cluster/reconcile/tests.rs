@@ -111,6 +111,18 @@ fn finishes_the_change_of_a_previous_leader_first() {
     assert!(matches!(step, Step::Wait { phase: ChangePhase::ChangingVoters, .. }), "{step:?}");
 }
 
+/// A leader that left the shard with a joint change of its predecessor, and that the target has
+/// again since the move was cancelled.
+#[test]
+fn removed_leader_leaves_the_next_step_to_its_successor() {
+    for target in [&[1, 2, 3], &[2, 3, 4], &[2, 3, 5]] {
+        let mut case = Case::to(target);
+        case.membership.configs = vec![ids(&[2, 3, 4])];
+        let step = case.next();
+        assert!(matches!(step, Step::Wait { phase: ChangePhase::ChangingVoters, .. }), "{step:?}");
+    }
+}
+
 #[test]
 fn drops_learners_that_are_not_in_the_target() {
     let abandoned = Case::to(&[1, 2, 3]).learning(4, 0).next();
