@@ -69,6 +69,10 @@ struct Cli {
     #[arg(long)]
     theme: Option<Theme>,
 
+    /// Give placements nine nodes that grow to more than half of this many machines
+    #[arg(long, value_parser = clap::value_parser!(u64).range(9..=32))]
+    machines: Option<u64>,
+
     /// With --seed: print the counts that a series adds up
     #[arg(long, hide = true)]
     tally: bool,
@@ -111,7 +115,7 @@ impl fmt::time::FormatTime for SimulatedTime {
 }
 
 fn run_one(seed: u64, cli: &Cli) -> ExitCode {
-    let mut plan = SimulationPlan::of(seed, cli.theme);
+    let mut plan = SimulationPlan::of(seed, cli.theme, cli.machines);
     if let Some(seconds) = cli.duration {
         plan.duration = Duration::from_secs(seconds);
     }
@@ -176,6 +180,9 @@ fn run_in_subprocess(seed: u64, cli: &Cli, flag: &str) -> Result<Output, String>
     command.args([flag, "--seed", &seed.to_string()]);
     if let Some(seconds) = cli.duration {
         command.args(["--duration", &seconds.to_string()]);
+    }
+    if let Some(machines) = cli.machines {
+        command.args(["--machines", &machines.to_string()]);
     }
     if let Some(theme) = cli.theme.and_then(|theme| theme.to_possible_value()) {
         command.args(["--theme", theme.get_name()]);

@@ -137,8 +137,9 @@ impl Operator {
     async fn grow_or_shrink(&mut self) -> turmoil::Result {
         let members = self.context.members.all();
         let spare = (1..=self.context.plan.machines()).find(|node| !members.contains(node));
-        // Clusters with a placement grow and shrink at any size.
-        let may_shrink = self.context.plan.placement.is_some() && members.len() > 3;
+        // Clusters with a placement grow and shrink at any size, large ones from half of it on.
+        let is_grown = 2 * members.len() as u64 > self.context.plan.machines();
+        let may_shrink = self.context.plan.placement.is_some() && members.len() > 3 && is_grown;
         let shrinks = may_shrink && self.rng.random_bool(0.4);
         match spare.filter(|_| !shrinks) {
             Some(node) => self.add(node, members).await,

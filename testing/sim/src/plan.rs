@@ -259,6 +259,11 @@ impl PlacementPlan {
     /// Share of the seeds with a placement.
     const SHARE: f64 = 0.1;
 
+    /// Returns the plan of a large cluster: nine founders, a shard for every third machine.
+    fn with_machines(self, machines: u64) -> Self {
+        Self { founders: 9, machines, shards: machines / 3, ..self }
+    }
+
     /// Draws from a generator of its own, so that other seeds keep their plans.
     fn draw(seed: u64, is_chosen: bool) -> Option<Self> {
         let mut rng = StdRng::seed_from_u64(seed ^ 0x706c_6163);
@@ -336,11 +341,12 @@ pub struct SimulationPlan {
 
 impl SimulationPlan {
     pub fn new(seed: u64) -> Self {
-        Self::of(seed, None)
+        Self::of(seed, None, None)
     }
 
-    /// Draws a plan from a seed. A given theme replaces the drawn one.
-    pub fn of(seed: u64, theme: Option<Theme>) -> Self {
+    /// Draws a plan from a seed. A given theme replaces the drawn one, and a number of machines
+    /// makes a placement one of a large cluster.
+    pub fn of(seed: u64, theme: Option<Theme>, machines: Option<u64>) -> Self {
         let mut rng = StdRng::seed_from_u64(seed);
         let mut nodes = if rng.random_bool(0.75) { 3 } else { 5 };
         let mut shards = *[1, 1, 2, 3].get(rng.random_range(0..4)).unwrap_or(&1);
@@ -357,6 +363,10 @@ impl SimulationPlan {
         let drawn = if clock_rng.random_bool(0.1) { Some(Theme::Clocks) } else { drawn };
         let placement = PlacementPlan::draw(seed, theme == Some(Theme::Placement));
         let placement = placement.filter(|_| theme.is_none_or(|it| it == Theme::Placement));
+        let placement = placement.map(|plan| match machines {
+            Some(machines) => plan.with_machines(machines),
+            None => plan,
+        });
         let drawn = if placement.is_some() { Some(Theme::Placement) } else { drawn };
         let theme = theme.or(drawn);
         if let Some(placement) = &placement {
