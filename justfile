@@ -48,6 +48,12 @@ soak-kill kills="500":
 dist:
     bash scripts/dist.sh
 
+# Check the manifests of Kubernetes against its published schemas (installs kubernetes-validate).
+kubernetes-check version="1.31":
+    python3 -m venv target/kubernetes-venv
+    target/kubernetes-venv/bin/pip install -q kubernetes-validate
+    target/kubernetes-venv/bin/kubernetes-validate --strict -k {{version}} packaging/kubernetes/*.yml
+
 # Run the shell blocks of the README with the release build.
 readme:
     bash scripts/readme.sh
