@@ -18,6 +18,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter  # noqa: 
 
 # Colours that differ for readers who do not see all of them (Okabe and Ito), with a marker each.
 STYLES = {
+    "ceiling": ("#000000", ".", "Ceiling: checks batches, stores nothing"),
     "helix": ("#0072B2", "o", "Helix, one node, synced"),
     "helix-three-nodes": ("#009E73", "s", "Helix, three nodes, synced on a majority"),
     "redis-always": ("#D55E00", "^", "Redis streams, fsync always"),
@@ -89,7 +90,8 @@ def p99_over_throughput(results, directory):
             points.append((median([it["records_per_sec"] for it in all_runs]),
                            median([ms(it["latency_us"], "p99") for it in all_runs])))
         points.sort()
-        axes.plot(*zip(*points), color=colour, marker=marker, label=label)
+        if points:
+            axes.plot(*zip(*points), color=colour, marker=marker, label=label)
     axes.set(xscale="log", yscale="log", xlabel="records of 1 KiB per second",
              ylabel="p99 of an append, ms",
              title="Latency over load: 16 clients, batches of 100, open loop")
@@ -144,6 +146,8 @@ def faults(results, directory):
 
 
 def sizes(results, directory):
+    if not list(results.glob("*.size-*.json")):
+        return
     figure, axes = plt.subplots()
     for setup in ("helix", "helix-three-nodes"):
         colour, marker, label = STYLES[setup]
@@ -207,16 +211,20 @@ def bars(results, directory):
 def tables(results):
     print("| records/s (p50, p99) | syncs before the ack | 1 client | 4 clients | 16 clients |")
     print("|---|---|---|---|---|")
-    synced = {"helix": "yes", "helix-three-nodes": "yes, on a majority", "redis-always": "yes",
+    rates = {(setup, clients): median([it["records_per_sec"]
+                                       for it in runs(results, setup, f"closed-{clients}")])
+             for setup in setups(results) for clients in CLIENTS}
+    synced = {"ceiling": "no", "helix": "yes", "helix-three-nodes": "yes, on a majority", "redis-always": "yes",
               "redis-everysec": "no", "jetstream": "no", "jetstream-always": "yes"}
     for setup in setups(results):
         cells = []
         for clients in CLIENTS:
             all_runs = runs(results, setup, f"closed-{clients}")
-            rate = median([it["records_per_sec"] for it in all_runs])
+            rate, ceiling = rates[setup, clients], rates.get(("ceiling", clients))
             p50, p99 = (median([ms(it["latency_us"], name) for it in all_runs])
                         for name in ("p50", "p99"))
-            cells.append(f"{rate / 1000:,.0f} K ({p50:.2f}, {p99:.2f} ms)")
+            ratio = f"; **{rate / ceiling:.2f}**" if ceiling and setup != "ceiling" else ""
+            cells.append(f"{rate / 1000:,.0f} K ({p50:.2f}, {p99:.2f} ms{ratio})")
         print(f"| {STYLES[setup][2]} | {synced[setup]} | {' | '.join(cells)} |")
     print()
     print((results / "machine.txt").read_text())
