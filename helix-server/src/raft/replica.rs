@@ -162,7 +162,8 @@ pub struct Replica {
 fn config(shard_id: u64, timing: &ElectionTiming) -> Config {
     Config {
         cluster_name: format!("shard-{shard_id}"),
-        heartbeat_interval: timing.heartbeat_ms(),
+        // Less than a tick, so that a tick after a late one sends heartbeats too.
+        heartbeat_interval: (timing.heartbeat_ms() * 3 / 4).max(1),
         election_timeout_min: timing.wait_min_ms(),
         // Also the promise of followers: openraft's leader lease.
         election_timeout_max: timing.timeout_ms(),
@@ -216,9 +217,8 @@ impl Replica {
         let applied_term = state_machine.watch_term();
         let config = Config { enable_elect: repair_of.is_none(), ..config(shard_id, &timing) };
         let config = config.validate().map_err(io::Error::other)?;
-        let raft = Raft::new(replica_id, Arc::new(config), network, store, state_machine)
-            .await
-            .map_err(io::Error::other)?;
+        let raft = Raft::new(replica_id, Arc::new(config), network, store, state_machine);
+        let raft = timing.ticks().scope(raft).await.map_err(io::Error::other)?;
         let in_repair = repair_of.is_some();
         let repair_guard =
             Arc::new(if in_repair { RepairGuard::shut() } else { RepairGuard::default() });

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use super::runtime::TickGrid;
 use super::types::{ReplicaId, node_of};
 use crate::limits;
 
@@ -21,10 +22,13 @@ use crate::limits;
 /// | Random wait after the promise of followers whose leader is silent | 3/4 to 1 | 300 to 400 ms |
 ///
 /// Only a leader whose process is gone is replaced right after the promise. Pauses of a busy
-/// machine are silences, which the longer times bear.
+/// machine are silences, which the longer times bear. The random wait ends at a tick, of which
+/// there is one for each heartbeat.
 #[derive(Debug, Clone)]
 pub struct ElectionTiming {
     timeout: Duration,
+    /// Ticks of openraft, the same for all replicas of the node.
+    ticks: TickGrid,
     /// Shortest election timeout of this node and of every peer that it has met, in milliseconds.
     shortest_ms: Arc<AtomicU64>,
     /// Longest one of these.
@@ -41,7 +45,8 @@ impl ElectionTiming {
     pub fn new(timeout: Duration) -> Self {
         let timeout = Duration::from_millis(millis(timeout).max(1));
         let known = || Arc::new(AtomicU64::new(millis(timeout)));
-        Self { timeout, shortest_ms: known(), longest_ms: known() }
+        let ticks = TickGrid::new(heartbeat_of(timeout));
+        Self { timeout, ticks, shortest_ms: known(), longest_ms: known() }
     }
 
     /// Returns the election timeout: the time for which a follower keeps its promise.
@@ -54,7 +59,7 @@ impl ElectionTiming {
     }
 
     pub fn heartbeat_ms(&self) -> u64 {
-        (self.timeout_ms() / 5).max(1)
+        millis(heartbeat_of(self.timeout))
     }
 
     /// Returns the shortest random wait after a promise; the longest one is [`Self::timeout`].
@@ -88,9 +93,19 @@ impl ElectionTiming {
         self.timeout * 21 / 4
     }
 
+    /// Returns the ticks of openraft: a leader sends heartbeats at each of them.
+    pub fn ticks(&self) -> TickGrid {
+        self.ticks
+    }
+
     /// Returns the interval of a shard's check whether its leader is partitioned.
     pub fn check_interval(&self) -> Duration {
         self.timeout / 4
+    }
+
+    /// Returns the time until a shard's next check, which coincides with the checks of the others.
+    pub fn until_check(&self) -> Duration {
+        self.ticks.with_period(self.check_interval()).until_next()
     }
 
     /// Returns the age of an unfinished sync at which a leader transfers leadership.
@@ -117,6 +132,11 @@ impl ElectionTiming {
         self.longest_ms.fetch_max(theirs, Ordering::Relaxed);
         theirs != self.timeout_ms()
     }
+}
+
+/// Returns the interval of heartbeats, in whole milliseconds.
+fn heartbeat_of(timeout: Duration) -> Duration {
+    Duration::from_millis((millis(timeout) / 5).max(1))
 }
 
 fn millis(duration: Duration) -> u64 {

@@ -22,13 +22,13 @@ struct SeenTerms {
 
 /// Runs until the shard is gone or openraft has stopped.
 pub(super) async fn run(shard: Weak<Shard>) {
-    let Some((mut leadership, interval)) = shard
-        .upgrade()
-        .map(|shard| (shard.replica.watch_leadership(), shard.hub.timing().check_interval()))
+    let Some((mut leadership, timing)) =
+        shard.upgrade().map(|shard| (shard.replica.watch_leadership(), shard.hub.timing().clone()))
     else {
         return;
     };
-    let mut tick = tokio::time::interval(interval);
+    let first = Instant::now() + timing.until_check();
+    let mut tick = tokio::time::interval_at(first, timing.check_interval());
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut seen = SeenTerms::default();
     loop {
