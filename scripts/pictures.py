@@ -214,8 +214,9 @@ def tables(results):
     rates = {(setup, clients): median([it["records_per_sec"]
                                        for it in runs(results, setup, f"closed-{clients}")])
              for setup in setups(results) for clients in CLIENTS}
-    synced = {"ceiling": "no", "helix": "yes", "helix-three-nodes": "yes, on a majority", "redis-always": "yes",
-              "redis-everysec": "no", "jetstream": "no", "jetstream-always": "yes"}
+    synced = {"ceiling": "no", "helix": "yes", "helix-three-nodes": "yes, on a majority",
+              "redis-always": "yes", "redis-everysec": "no", "jetstream": "no",
+              "jetstream-always": "yes"}
     for setup in setups(results):
         cells = []
         for clients in CLIENTS:
