@@ -10,11 +10,14 @@ use tokio_util::sync::CancellationToken;
 use super::snapshot::fetcher::RecordFetcher;
 use crate::raft::{DiskReads, Machine, RepairGuard, ReplicaId, StateMachine, TypeConfig};
 
+/// The Raft group of a shard, as this node runs it.
+pub(super) type ShardRaft = Raft<TypeConfig, StateMachine>;
+
 /// A local replica and the parts of it that incoming messages need.
 #[derive(Clone)]
 pub(super) struct ServedReplica {
     pub(super) replica_id: ReplicaId,
-    pub(super) raft: Raft<TypeConfig, StateMachine>,
+    pub(super) raft: ShardRaft,
     /// Checks that a snapshot can be read: openraft stops if it cannot install one.
     pub(super) machine: Arc<dyn Machine>,
     /// Fetches missing records; `None` for a shard without records.

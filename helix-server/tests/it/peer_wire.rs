@@ -12,7 +12,7 @@ use helix_server::protocol::ProtocolVersions;
 use helix_server::raft::{DiskReads, LogStore, Machine, StateMachine, replica_id};
 use helix_transport::{ChunkedBody, ChunkedWriter};
 use helix_transport::{DetachedBody, ResponseLayer};
-use helix_wal::storage::SimulatedDisk;
+use helix_wal::storage::{FaultyStorage, Operation, SimulatedDisk};
 use helix_wal::{Options, Wal};
 use openraft::Raft;
 use pb::ack::Result as AckResult;
@@ -367,6 +367,57 @@ async fn exceeding_the_window_ends_only_the_epoch() {
     assert_eq!(raw.append(3, request).await, matched(1));
     node.hub.stop_shard(9);
     node.hub.close();
+}
+
+/// A leader counts the response to a snapshot as a match, and panics if the log is shorter later.
+#[tokio::test]
+async fn snapshot_of_known_entries_waits_until_they_are_synced() {
+    let storage = FaultyStorage::new(Arc::new(SimulatedDisk::new(7)));
+    let options = Options { segment_bytes: 64 << 20, reserve_bytes: 0, ..Options::default() };
+    let (wal, writer, keeper, _) = Wal::open(Arc::new(storage.clone()), options).unwrap();
+    writer.spawn().unwrap();
+    keeper.spawn().unwrap();
+    let (listeners, peers) = listeners(2).await;
+    let node = PeerNode::start(2, &peers, listeners.into_iter().nth(1).unwrap(), wal).await;
+    let mut raw = RawStream::open(&node, opening()).await.unwrap();
+    assert_eq!(raw.append(1, entries(vec![blank(0)])).await, matched(0));
+
+    storage.stall(Operation::Sync);
+    let last = pb::LogId { term: 1, index: 1 };
+    let mut request = entries(vec![blank(1)]);
+    (request.previous, request.committed) = (Some(pb::LogId { index: 0, ..last }), Some(last));
+    raw.send(append(route(1), 1, request));
+    // Committed by the others, so it is applied before it is synced here.
+    node.wait_applied(1).await;
+    let chunk = pb::SnapshotChunk {
+        route: Some(route(2)),
+        vote: vote(1, true),
+        last: Some(last),
+        ..pb::SnapshotChunk::default()
+    };
+    raw.send(Message::Chunk(chunk));
+    // The stall lasts for several calls of openraft after the snapshot.
+    for id in 3..20 {
+        let request = pb::VoteRequest { vote: vote(1, false), last: None, ..Default::default() };
+        let question = Some(UnaryRequest::PreVote(request));
+        raw.send(Message::Question(pb::Question { route: Some(route(id)), question }));
+        let results = raw.results().await;
+        assert!(results.acks.is_empty(), "{results:?}");
+        assert_eq!(results.answers.iter().map(|it| it.id).collect::<Vec<_>>(), [id]);
+    }
+    storage.heal();
+    let (mut is_matched, mut is_installed) = (false, false);
+    while !(is_matched && is_installed) {
+        let results = raw.results().await;
+        is_matched |= results.acks.iter().any(|ack| ack.result == Some(matched(1)));
+        for answer in results.answers {
+            assert_eq!(answer.id, 2);
+            assert!(matches!(answer.result, Some(UnaryResult::Snapshot(_))), "{answer:?}");
+            assert_eq!(node.wal.state().synced.map(|id| id.index), Some(1));
+            is_installed = true;
+        }
+    }
+    node.stop().await;
 }
 
 /// Returns a random message. Its numbers are small, so that some messages match each other.

@@ -478,6 +478,34 @@ fn unsynced_for_is_age_of_oldest_request() {
 }
 
 #[test]
+fn sync_completes_once_everything_before_it_is_durable() {
+    let disk = SimulatedDisk::new(1);
+    let mut manual = open(&disk, small_options());
+    let (results, synced) = (AppendResults::default(), AppendResults::default());
+    // One group each.
+    let payload = 12 << 10;
+    append(&manual.wal, &results, payload);
+    let last = append(&manual.wal, &results, payload).id;
+    let sent = Arc::clone(&synced);
+    manual.wal.sync(Box::new(move |result| sent.lock().unwrap().push(result)));
+    manual.step_writer();
+    assert_eq!((take(&results).len(), take(&synced).len()), (1, 0));
+    manual.step_writer();
+    assert!(matches!(take(&synced)[..], [Ok(())]));
+    let after = disk.fork();
+    after.crash(Crash::LoseAll);
+    assert_eq!(open(&after.reopen(), small_options()).wal.state().last, Some(last));
+    // Nothing is queued before this one.
+    manual.idle();
+    let sent = Arc::clone(&synced);
+    manual.wal.sync(Box::new(move |result| sent.lock().unwrap().push(result)));
+    let changes = disk.changes();
+    manual.settle();
+    assert!(matches!(take(&synced)[..], [Ok(())]));
+    assert_eq!(disk.changes(), changes, "nothing is written");
+}
+
+#[test]
 fn stalled_sync_is_visible_while_it_lasts() {
     let storage = FaultyStorage::new(Arc::new(SimulatedDisk::new(1)));
     let (wal, writer, keeper, _) = Wal::open(Arc::new(storage.clone()), small_options()).unwrap();

@@ -16,6 +16,7 @@
 //! - A checkpoint covers only entries that this node has synced or got in a snapshot.
 
 mod log_rules;
+mod new_shards;
 mod quorums;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -32,6 +33,7 @@ use crate::observation::ReplicaObservation;
 use crate::placement_watch::has_log;
 use crate::recorder::Recorder;
 use log_rules::{MissingEntry, check_kept, committed_prefix, read_vote, violates_vote_rules};
+use new_shards::NewShards;
 
 /// Ticks between checks of partitions, and between checks of segments.
 const PARTITIONS_EVERY: u64 = 7;
@@ -64,6 +66,7 @@ pub struct InvariantChecker {
     is_placed: bool,
     /// Replicas whose log was deleted or lost, by shard and replica id.
     gone: BTreeSet<(u64, u64)>,
+    new_shards: NewShards,
 }
 
 /// A log that a replica gave up.
@@ -118,6 +121,7 @@ impl InvariantChecker {
             given_up: Vec::new(),
             is_placed,
             gone: BTreeSet::new(),
+            new_shards: NewShards::default(),
         }
     }
 
@@ -144,6 +148,7 @@ impl InvariantChecker {
                     self.final_observation(node_id, &node)
                 }
                 Some(node) => {
+                    self.new_shards.update(&node);
                     self.forget_deleted(machine, &node);
                     self.check_node(node_id, &node)?;
                 }

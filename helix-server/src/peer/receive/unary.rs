@@ -6,18 +6,20 @@ use std::sync::Arc;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use helix_proto::raft::v1 as pb;
+use helix_wal::Wal;
 use openraft::async_runtime::WatchReceiver;
 use openraft::raft::AppendEntriesResponse;
 use pb::answer::Result as UnaryResult;
 use pb::question::Question as UnaryRequest;
+use tokio::sync::oneshot;
 
 use super::epoch::IN_REPAIR;
-use crate::peer::served::{HeldLog, ServedReplica};
+use crate::peer::served::{HeldLog, ServedReplica, ShardRaft};
 use crate::peer::snapshot::assembly::ReceivedSnapshot;
 use crate::peer::snapshot::records;
 use crate::peer::table::PeerTable;
 use crate::peer::wire::{self, WireError};
-use crate::raft::{RaftLogId, RepairGuard, decode_checkpoint};
+use crate::raft::{RaftLogId, RepairGuard, Vote, decode_checkpoint};
 
 pub(super) type UnaryResponseFuture = BoxFuture<'static, pb::Answer>;
 
@@ -172,25 +174,53 @@ pub(super) fn install(
         let why = format!("cannot read the snapshot: {error}");
         return respond_with(id, async { Err(why) });
     }
-    let raft = served.raft.clone();
-    if let Some(fetcher) = &served.fetcher {
-        let (fetcher, stopped) = (fetcher.clone(), served.stopped.clone());
-        let installing = fetcher.install(table.clone(), raft, stopped, route, received);
-        return respond_with(id, async move {
-            Ok(UnaryResult::Snapshot(wire::vote(&installing.await?)))
-        });
-    }
-    let ReceivedSnapshot { vote, snapshot } = received;
-    respond_with(id, async move {
-        // openraft panics on two entries at one committed index.
-        let last = snapshot.meta.last_log_id;
-        let committed = raft.data_metrics().borrow_watched().local_committed;
-        let index = |id: Option<RaftLogId>| id.map(|id| id.index);
-        if last > committed && index(last) <= index(committed) {
-            return Err("the snapshot contradicts entries that are committed here".to_owned());
+    let (raft, wal) = (served.raft.clone(), served.wal.clone());
+    let (vote, last) = (received.vote, received.snapshot.meta.last_log_id);
+    let installing = match &served.fetcher {
+        Some(fetcher) => {
+            let (fetcher, stopped) = (fetcher.clone(), served.stopped.clone());
+            fetcher.install(table.clone(), raft.clone(), stopped, route, received).boxed()
         }
-        let response = raft.install_full_snapshot(vote, snapshot).await;
-        let response = response.map_err(|error| error.to_string())?;
-        Ok(UnaryResult::Snapshot(wire::vote(&response.vote)))
+        None => install_without_records(raft.clone(), received).boxed(),
+    };
+    respond_with(id, async move {
+        let own = installing.await?;
+        if own == vote {
+            until_durable(&raft, &wal, last).await?;
+        }
+        Ok(UnaryResult::Snapshot(wire::vote(&own)))
     })
+}
+
+/// Passes a snapshot to openraft. Returns the replica's vote.
+async fn install_without_records(
+    raft: ShardRaft,
+    received: ReceivedSnapshot,
+) -> Result<Vote, String> {
+    let ReceivedSnapshot { vote, snapshot } = received;
+    // openraft panics on two entries at one committed index.
+    let last = snapshot.meta.last_log_id;
+    let committed = raft.data_metrics().borrow_watched().local_committed;
+    let index = |id: Option<RaftLogId>| id.map(|id| id.index);
+    if last > committed && index(last) <= index(committed) {
+        return Err("the snapshot contradicts entries that are committed here".to_owned());
+    }
+    let response = raft.install_full_snapshot(vote, snapshot).await;
+    Ok(response.map_err(|error| error.to_string())?.vote)
+}
+
+/// Waits until the replica has every entry up to `last` on its disk.
+///
+/// The leader counts a response to a snapshot as a match up to its last entry. But openraft
+/// responds at once if it has accepted those entries already, even if they are not synced yet. A
+/// crash would then move the log back, and the leader panics when it sees that.
+async fn until_durable(raft: &ShardRaft, wal: &Wal, last: Option<RaftLogId>) -> Result<(), String> {
+    // An applied entry is in an installed snapshot, or it was given to the log before.
+    let applied = raft.watch_apply_progress().wait_until_ge(&last).await;
+    applied.map_err(|_| "the replica stopped".to_owned())?;
+    let (sender, synced) = oneshot::channel();
+    // Ignored: the sender of the snapshot may have closed its stream.
+    wal.sync(Box::new(move |result| drop(sender.send(result))));
+    let synced = synced.await.map_err(|_| "the log was closed".to_owned())?;
+    synced.map_err(|error| error.to_string())
 }

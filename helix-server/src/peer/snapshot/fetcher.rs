@@ -9,8 +9,8 @@ use std::sync::{Arc, Mutex};
 
 use helix_proto::raft::v1 as pb;
 use helix_wal::Error;
+use openraft::RaftState;
 use openraft::async_runtime::WatchReceiver;
-use openraft::{Raft, RaftState};
 use tokio::sync::{OwnedRwLockReadGuard, RwLock};
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
@@ -19,12 +19,11 @@ use super::assembly::ReceivedSnapshot;
 use super::source::RecordSource;
 use super::staged::{RecordChunk, StagedRecords};
 use crate::peer::limits::{FETCH_DISK_FULL_PAUSE, FETCH_FAILED_PAUSE};
+use crate::peer::served::ShardRaft;
 use crate::peer::table::PeerTable;
 use crate::peer::wire::RaftSnapshot;
-use crate::raft::{FetchedRecords, RaftLogId, RecordStore, StateMachine, TypeConfig, Vote};
+use crate::raft::{FetchedRecords, RaftLogId, RecordStore, TypeConfig, Vote};
 use crate::sync::lock;
-
-type ShardRaft = Raft<TypeConfig, StateMachine>;
 
 /// Reason of a fetch that waits for disk space, for operators.
 const DISK_FULL: &str = "the disk of this node is full";

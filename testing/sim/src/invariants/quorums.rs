@@ -68,7 +68,9 @@ impl InvariantChecker {
             *most = (*most).max(seen.committed);
         }
         if self.is_placed {
-            let mut shards = committed.into_iter().filter(|(_, committed)| *committed > 0);
+            let mut shards = committed.into_iter().filter(|(shard, committed)| {
+                *committed > 0 && !self.new_shards.is_given_up(*shard)
+            });
             return shards.try_for_each(|(shard, committed)| {
                 check_committed(&self.seen, self.members.lost(), shard, committed)
             });
