@@ -122,10 +122,12 @@ pub enum CoverageMark {
     DownNodeReplaced,
     ShardSplit,
     SplitCancelled,
+    CrashAtMoveStep,
+    CrashAtSplitStep,
 }
 
 impl CoverageMark {
-    pub const ALL: [Self; 111] = [
+    pub const ALL: [Self; 113] = [
         Self::LeaderChange,
         Self::LeaderChangeWithBatchInFlight,
         Self::LeaderCutOff,
@@ -237,6 +239,8 @@ impl CoverageMark {
         Self::DownNodeReplaced,
         Self::ShardSplit,
         Self::SplitCancelled,
+        Self::CrashAtMoveStep,
+        Self::CrashAtSplitStep,
     ];
 }
 

@@ -1,6 +1,7 @@
 //! Injects the faults of the plan, and heals them.
 
 mod injection;
+mod steps;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -18,6 +19,7 @@ use crate::membership::{MachineOrder, MembershipTracker};
 use crate::net;
 use crate::plan::{FaultKind, SimulationPlan, Theme};
 use crate::recorder::Recorder;
+use steps::StepWatch;
 
 /// Free bytes of a full disk.
 ///
@@ -70,6 +72,7 @@ pub struct Nemesis {
     full: BTreeMap<u64, u64>,
     members: MembershipTracker,
     damage: DamageInjector,
+    steps: StepWatch,
     /// Node of the last fault.
     last_target: u64,
     is_over: bool,
@@ -101,6 +104,7 @@ impl Nemesis {
             down: BTreeMap::new(),
             tainted: BTreeSet::new(),
             full: BTreeMap::new(),
+            steps: StepWatch::default(),
             last_target: 1,
             is_over: false,
             counts: BTreeMap::new(),
@@ -154,6 +158,9 @@ impl Nemesis {
             && self.rng.random_bool(FETCH_CHECKS)
         {
             self.damage.inject_during_fetch(machines, now, &mut self.rng);
+        }
+        if self.plan.theme == Some(Theme::Placement) {
+            self.crash_at_steps(sim, machines, may_inject);
         }
         self.links.apply(sim);
         Ok(())
