@@ -4,8 +4,6 @@
 //! It compares the latencies of both, waits until the table is compacted, and reads it back: the
 //! latest update of each key must be there.
 
-mod updates;
-
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -17,6 +15,7 @@ use serde::Serialize;
 use tokio::time::Instant;
 
 use crate::format::{grouped, replication_text};
+use crate::keyed_updates::{KeyedUpdates, LatestUpdates, NUMBER_BYTES, record_bytes};
 use crate::load::{BenchLoad, LoadArgs, LoadMode, check_count};
 use crate::options::{OutputOptions, TargetOptions, bytes, duration};
 use crate::output::ModeResult;
@@ -26,8 +25,6 @@ use crate::report::BenchReport;
 use crate::target::{self, BenchTarget};
 use crate::write::{self, BatchSource, WriteLane};
 use crate::{exit, interrupt, runner};
-pub(crate) use updates::KeyedUpdates;
-use updates::{LatestUpdates, NUMBER_BYTES, record_bytes};
 
 /// Prefix of created topics, before the process id.
 const PREFIX: &str = "bench-compaction";

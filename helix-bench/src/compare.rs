@@ -16,6 +16,7 @@ use crate::ceiling::{CeilingProcess, server_threads};
 use crate::exit::{self, BenchFailure};
 use crate::format::{grouped, known, replication_text};
 use crate::load::{BenchLoad, LoadArgs, LoadMode, check_count};
+use crate::median_range::MedianRange;
 use crate::meter::weakest;
 use crate::output::ModeResult;
 use crate::report::BenchReport;
@@ -84,29 +85,6 @@ pub(crate) struct SideSummary {
     pub(crate) version: String,
     pub(crate) sync_p50_us: Option<f64>,
     pub(crate) sync_p99_us: Option<f64>,
-}
-
-/// Median with its range.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, JsonSchema)]
-pub(crate) struct MedianRange {
-    pub(crate) median: f64,
-    pub(crate) min: f64,
-    pub(crate) max: f64,
-}
-
-impl MedianRange {
-    /// Returns `None` without values.
-    pub(crate) fn of(values: impl IntoIterator<Item = f64>) -> Option<Self> {
-        let mut values: Vec<f64> = values.into_iter().collect();
-        values.sort_by(f64::total_cmp);
-        let (min, max) = (*values.first()?, *values.last()?);
-        let middle = values.len() / 2;
-        let median = match values.len() % 2 {
-            1 => values[middle],
-            _ => f64::midpoint(values[middle - 1], values[middle]),
-        };
-        Some(Self { median, min, max })
-    }
 }
 
 /// Runs the mode and returns its exit code.
@@ -273,23 +251,9 @@ fn weakest_of<'a>(durabilities: impl Iterator<Item = &'a str>) -> String {
     weakest(durabilities).unwrap_or("unknown").to_owned()
 }
 
-impl MedianRange {
-    fn ratio(self) -> String {
-        format!("{:.3} ({:.3}-{:.3})", self.median, self.min, self.max)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn medians_ignore_outliers() {
-        let spread = MedianRange::of([3.0, 1.0, 1000.0]).unwrap();
-        assert_eq!(spread, MedianRange { median: 3.0, min: 1.0, max: 1000.0 });
-        assert_eq!(MedianRange::of([4.0, 2.0]).unwrap().median, 3.0);
-        assert_eq!(MedianRange::of([]), None);
-    }
 
     #[test]
     fn durability_is_that_of_the_weakest_run() {

@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::stored::read_result;
+use crate::result_file::read_result;
 
 /// Longest name of a disk model that is read.
 const MODEL_BYTES_MAX: u64 = 256;

@@ -15,6 +15,7 @@ use crate::chart::{ChartAxis, ChartSeries, ChartUnit, LineChart};
 #[cfg(feature = "png")]
 use crate::png::PngRenderer;
 use crate::progress;
+use crate::result_file::mode_of;
 use crate::table::rows;
 
 /// Result with the name by which a chart tells it from others.
@@ -87,14 +88,6 @@ pub(crate) fn write_file(path: &Path, content: &[u8]) -> Result<()> {
     let file = OpenOptions::new().write(true).create(true).truncate(true).open(path);
     file.and_then(|mut file| file.write_all(content))
         .with_context(|| format!("write {}", path.display()))
-}
-
-pub(crate) fn mode_of(result: &Value) -> &str {
-    if formats::is_omb(result) {
-        return "omb";
-    }
-    let mode = result["mode"].as_str().or_else(|| result["load"]["mode"].as_str());
-    mode.unwrap_or("unknown")
 }
 
 /// Returns the charts of the results. Results of one mode share charts.

@@ -5,7 +5,7 @@
 
 mod consumers;
 mod rate;
-mod result;
+pub(crate) mod result;
 mod run;
 mod workload;
 mod yaml;
@@ -29,8 +29,7 @@ use crate::messages::MessagePool;
 use crate::options::{AckLevel, OutputOptions, TargetOptions, bytes, duration};
 use crate::output::{self, ReportOutput};
 use crate::target::{self, BenchTarget};
-use crate::{exit, group, interrupt, runner};
-pub(crate) use result::PERCENTILES;
+use crate::{exit, interrupt, runner};
 use run::{OmbOutcome, OmbRun};
 use workload::{OmbPayload, OmbWorkload};
 
@@ -254,7 +253,7 @@ async fn run(plan: &OmbPlan) -> Result<OmbReport> {
 async fn delete_groups(admin: &Client) -> Result<()> {
     let until = Instant::now() + LEAVE_MAX;
     loop {
-        match group::delete_groups(admin, &prefix()).await {
+        match target::delete_groups(admin, &prefix()).await {
             // A failed consumer leaves in the background, or its session ends.
             Err(error) if has_members(&error) && Instant::now() < until => sleep(LEAVE_CHECK).await,
             deleted => return deleted,

@@ -7,6 +7,7 @@ use clap::Args;
 use serde_json::Value;
 
 use crate::figures::{self, NamedResult};
+use crate::result_file::read_result;
 use crate::{html, output, progress, table};
 
 /// Flags of `plot`.
@@ -119,15 +120,4 @@ fn named_result(path: &Path) -> Result<NamedResult> {
         _ => name,
     };
     Ok(NamedResult { name, result })
-}
-
-/// Reads a stored result.
-///
-/// # Errors
-/// The file cannot be read, or is no JSON.
-pub(crate) fn read_result(path: &Path) -> Result<Value> {
-    let name = path.display();
-    let file = std::fs::OpenOptions::new().read(true).open(path);
-    let file = file.with_context(|| format!("open {name}"))?;
-    serde_json::from_reader(std::io::BufReader::new(file)).with_context(|| format!("read {name}"))
 }

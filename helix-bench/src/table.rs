@@ -12,9 +12,9 @@ use serde_json::Value;
 
 use self::pairs::{Feature, FeaturePairs};
 use self::result_table::ResultTable;
-use crate::figures::mode_of;
 use crate::format::{bytes_text, grouped, known};
 use crate::limits::{KnownLimits, LoadLimits, is_ceiling};
+use crate::result_file::mode_of;
 
 /// Returns the tables of a result.
 ///

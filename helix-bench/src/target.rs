@@ -5,6 +5,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use futures_util::{StreamExt, TryStreamExt, stream};
 use helix_client::contexts::ChosenCluster;
 use helix_client::exit::Exit;
 use helix_client::{Client, Config, NewTopic, Position};
@@ -24,6 +25,9 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Longest wait for the first response; a starting node is up within this.
 const FIRST_ANSWER_MAX: Duration = Duration::from_secs(2);
+
+/// Groups that are deleted at the same time.
+const CONCURRENT_DELETIONS: usize = 32;
 
 /// Partitions of the topic that a load creates if it names none.
 const DEFAULT_TOPIC_PARTITIONS: u32 = 4;
@@ -232,6 +236,17 @@ pub(crate) async fn delete_topics(client: &Client, names: &[&str]) {
         // Ignored: a cluster that fails here has failed the run before.
         let _ = client.admin().delete_topic(*name).await;
     }
+}
+
+/// Deletes the groups whose names have this prefix. They must have no members.
+pub(crate) async fn delete_groups(client: &Client, prefix: &str) -> Result<()> {
+    let groups = client.admin().groups().await.context("list groups")?;
+    let names = groups.into_iter().map(|group| group.group).filter(|name| name.starts_with(prefix));
+    let delete = async |name: String| match client.admin().delete_group(&name).await {
+        Err(error) if error.is(ErrorReason::GroupNotFound) => Ok(()),
+        deleted => deleted.with_context(|| format!("delete the group {name}")),
+    };
+    stream::iter(names).map(delete).buffer_unordered(CONCURRENT_DELETIONS).try_collect().await
 }
 
 /// Returns the client settings of a load.

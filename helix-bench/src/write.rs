@@ -16,8 +16,8 @@ use tokio::time::Instant;
 
 use crate::assignment::partitions_of;
 use crate::budget::{SendBudget, SendSlot};
-use crate::compaction::KeyedUpdates;
 use crate::delivery::AckedRecords;
+use crate::keyed_updates::KeyedUpdates;
 use crate::load::BenchLoad;
 use crate::meter::LoadMeter;
 use crate::options::AckLevel;

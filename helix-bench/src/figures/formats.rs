@@ -1,10 +1,8 @@
 //! Plots of the load tests in the formats of other programs: `perf` and `omb`.
 
-use serde_json::Value;
-
 use super::{Figure, LATENCY, NINES, NamedResult, figure, linear, lines, rows_of, series_name};
 use crate::chart::ChartSeries;
-use crate::omb::PERCENTILES;
+use crate::omb::result::PERCENTILES;
 
 /// Latencies of a result of `omb`: label, begin of the keys, and factor to milliseconds.
 const OMB_LATENCIES: [(&str, &str, f64); 3] = [
@@ -36,11 +34,6 @@ pub(super) fn perf(results: &[&NamedResult]) -> Vec<Figure> {
             ]),
         ),
     ]
-}
-
-/// Reports whether a result has the format of `omb`, which has no mode.
-pub(super) fn is_omb(result: &Value) -> bool {
-    result["aggregatedPublishLatencyAvg"].is_number()
 }
 
 /// Plots the intervals of a workload, and the latencies of its whole test.

@@ -8,8 +8,8 @@ use helix_client::{
 use helix_proto::log::v1::Record;
 use tokio::time::{Duration, Instant};
 
+use super::plan::{GroupBenchPlan, settle};
 use super::row::{GroupBenchRow, median};
-use super::{GroupBenchPlan, settle};
 
 /// Calls of one client.
 struct CallTimes {

@@ -5,9 +5,9 @@ use helix_client::{AssignedPartition, GroupConsumer, GroupEvent, StartPolicy};
 use tokio::runtime::Runtime;
 use tokio::time::{Instant, timeout};
 
+use super::plan::{GroupBenchPlan, STEP_MAX, settle};
 use super::record_load::RecordLoad;
 use super::row::{GroupBenchRow, percentile};
-use super::{GroupBenchPlan, STEP_MAX, settle};
 
 pub(super) async fn measure(plan: &GroupBenchPlan) -> Result<Vec<GroupBenchRow>> {
     let topic = plan.topic("handover");

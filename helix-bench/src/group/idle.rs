@@ -11,8 +11,8 @@ use helix_proto::log::v1::WhoAmIRequest;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, interval_at, sleep};
 
+use super::plan::{CONCURRENT_GROUPS, GroupBenchPlan, settle};
 use super::row::GroupBenchRow;
-use super::{CONCURRENT_GROUPS, GroupBenchPlan, settle};
 
 /// Heartbeats of each member in a measurement: a member that got no response would be removed.
 const HEARTBEATS: u32 = 4;

@@ -9,8 +9,10 @@ use helix_client::{AutoCommit, Client};
 use helix_proto::log::v1::{CommittedOffset, TopicPartition};
 use tokio::time::{Instant, sleep};
 
+use super::plan::{CONCURRENT_GROUPS, GroupBenchPlan, STEP_MAX, TURN};
+use super::reads;
 use super::row::GroupBenchRow;
-use super::{CONCURRENT_GROUPS, GroupBenchPlan, STEP_MAX, TURN, delete_groups, reads};
+use crate::target::delete_groups;
 
 /// Bytes of records that are appended before each reading of the memory, of which the lowest one
 /// counts. The first ones take the place of the small entries that the log keeps in memory, and

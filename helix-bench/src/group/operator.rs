@@ -15,9 +15,10 @@ use helix_client::{
 use tokio::process::Command;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
+use super::memory;
+use super::plan::{GroupBenchPlan, STEP_MAX, settle};
 use super::record_load::RecordLoad;
 use super::row::GroupBenchRow;
-use super::{GroupBenchPlan, STEP_MAX, memory, settle};
 use crate::progress;
 
 /// Groups to try until one has a coordinator that does not lead all partitions.

@@ -12,8 +12,8 @@ use helix_client::{
 use helix_proto::log::v1::Record;
 use tokio::time::{Instant, timeout};
 
+use super::plan::{GroupBenchPlan, STEP_MAX};
 use super::row::GroupBenchRow;
-use super::{GroupBenchPlan, STEP_MAX};
 
 /// Records of a batch.
 const BATCH_RECORDS: u64 = 100;

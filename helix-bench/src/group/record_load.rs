@@ -8,7 +8,7 @@ use helix_proto::log::v1::Record;
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval};
 
-use super::GroupBenchPlan;
+use super::plan::GroupBenchPlan;
 
 /// Interval of the records in each partition.
 pub(super) const RECORD_INTERVAL: Duration = Duration::from_millis(5);

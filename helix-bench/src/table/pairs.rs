@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 
 use super::{ResultTable, bytes, count, is_load, ms, rows, text};
-use crate::compare::MedianRange;
 use crate::format::known;
+use crate::median_range::MedianRange;
 
 /// A feature that runs of one load may have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -35,16 +35,16 @@ pub(crate) struct KeyedUpdates {
 
 /// The last update of each key, by the number of the key; 0 for none.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct LatestUpdates {
-    pub(super) of_key: Vec<u64>,
+pub(crate) struct LatestUpdates {
+    pub(crate) of_key: Vec<u64>,
     /// Batches of which it is not known whether they are in the log.
-    pub(super) failed: u64,
+    pub(crate) failed: u64,
 }
 
 impl KeyedUpdates {
     /// Creates the updates of a lane, which has every `lanes`-th key. There are at least as many
     /// keys as lanes.
-    pub(super) fn new(seed: u64, lane: usize, lanes: usize, keys: usize, size: usize) -> Self {
+    pub(crate) fn new(seed: u64, lane: usize, lanes: usize, keys: usize, size: usize) -> Self {
         let mut rng = StdRng::seed_from_u64(seed.wrapping_add(lane as u64));
         let mut filler = vec![0; FILLER_BYTES + size];
         rng.fill(&mut filler[..]);
@@ -81,7 +81,7 @@ impl KeyedUpdates {
 
 impl LatestUpdates {
     /// Combines the updates of all lanes.
-    pub(super) fn of(keys: usize, lanes: &[KeyedUpdates]) -> Self {
+    pub(crate) fn of(keys: usize, lanes: &[KeyedUpdates]) -> Self {
         let mut of_key = vec![0; keys];
         for lane in lanes {
             let all = (lane.lane..).step_by(lane.lanes.max(1)).zip(&lane.latest);
@@ -91,18 +91,18 @@ impl LatestUpdates {
     }
 
     /// Returns the number of keys that were updated.
-    pub(super) fn key_count(&self) -> usize {
+    pub(crate) fn key_count(&self) -> usize {
         self.of_key.iter().filter(|update| **update > 0).count()
     }
 
     /// Counts the keys whose latest update differs; `None` if that is not known of all.
-    pub(super) fn count_lost(&self, found: &Self) -> Option<u64> {
+    pub(crate) fn count_lost(&self, found: &Self) -> Option<u64> {
         let lost = self.of_key.iter().zip(&found.of_key).filter(|(sent, found)| sent != found);
         (self.failed == 0).then(|| lost.count() as u64)
     }
 
     /// Takes a record that was read. Returns false if it is none of the updates.
-    pub(super) fn take(&mut self, key: Option<&[u8]>, value: Option<&[u8]>) -> bool {
+    pub(crate) fn take(&mut self, key: Option<&[u8]>, value: Option<&[u8]>) -> bool {
         let number = |value: &[u8]| {
             let number = value.first_chunk::<NUMBER_BYTES>()?;
             Some(u64::from_le_bytes(*number))
@@ -119,7 +119,7 @@ impl LatestUpdates {
 }
 
 /// Returns the bytes of one record with its length in a batch; all have the same.
-pub(super) fn record_bytes(size: usize) -> u64 {
+pub(crate) fn record_bytes(size: usize) -> u64 {
     batch::encode(&[record(0, vec![0; size.max(NUMBER_BYTES)].into())]).payload.len() as u64
 }
 
