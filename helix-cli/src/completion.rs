@@ -1,26 +1,17 @@
-//! Completion in shells. The shell calls this program for each completion, so that names come from
-//! the cluster: topics, groups and contexts as they are. It also completes for `helix-server`.
+//! Completion of values. The shell calls this program for each completion, so that names come from
+//! the cluster: topics, groups and contexts as they are.
 
 use std::ffi::{OsStr, OsString};
 use std::future::Future;
-use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::Context;
-use clap::{Args, Command, CommandFactory, ValueEnum};
+use clap::ValueEnum;
 use clap_complete::engine::{ArgValueCompleter, CompletionCandidate};
-use clap_complete::env::Shells;
-use clap_complete::{CompleteEnv, Shell};
 use helix_client::contexts::{ClusterChoice, Contexts};
 use helix_client::{Client, Config};
-use helix_server::config::Flags;
+use helix_server::config::{self, Setting};
 
-use crate::args::Cli;
-use crate::commands::explain;
-use crate::output;
-
-/// Variable that tells the program to complete instead of to run.
-const VARIABLE: &str = "COMPLETE";
+use crate::reason_pages::pages;
 
 /// Limit of a question to the cluster; a person waits for it.
 const ANSWER_MAX: Duration = Duration::from_millis(500);
@@ -34,48 +25,12 @@ pub(crate) enum CompletedProgram {
 }
 
 impl CompletedProgram {
-    fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Helix => "helix",
             Self::HelixServer => "helix-server",
         }
     }
-
-    fn command(self) -> Command {
-        match self {
-            Self::Helix => Cli::command(),
-            Self::HelixServer => {
-                let version = env!("CARGO_PKG_VERSION");
-                Flags::augment_args(Command::new(self.name()).version(version))
-            }
-        }
-    }
-}
-
-/// Completes and ends the process, if a shell asks for it.
-pub(crate) fn complete_if_asked() {
-    // The words to complete follow `--`, the program first.
-    let factory = || {
-        let mut words = std::env::args_os().skip_while(|word| word != "--").skip(1);
-        let program = words.next().map(PathBuf::from).unwrap_or_default();
-        let server = CompletedProgram::HelixServer;
-        let is_server = program.file_name() == Some(OsStr::new(server.name()));
-        if is_server { server.command() } else { CompletedProgram::Helix.command() }
-    };
-    CompleteEnv::with_factory(factory).var(VARIABLE).complete();
-}
-
-/// Prints the code that registers the completion of a program in a shell.
-pub(crate) fn print_registration(shell: Shell, program: CompletedProgram) -> anyhow::Result<()> {
-    let name = shell.to_possible_value().map(|value| value.get_name().to_owned());
-    let name = name.unwrap_or_default();
-    let shells = Shells::builtins();
-    let completer = shells.completer(&name).context("the shell has no completion")?;
-    let mut code = Vec::new();
-    let words_of = program.name();
-    let written = completer.write_registration(VARIABLE, words_of, words_of, "helix", &mut code);
-    written.context("write the completion")?;
-    output::write(&code).context("print the completion")
 }
 
 /// Completes names of topics.
@@ -112,7 +67,7 @@ pub(crate) fn contexts() -> ArgValueCompleter {
 /// Completes reasons of errors.
 pub(crate) fn reasons() -> ArgValueCompleter {
     ArgValueCompleter::new(|current: &OsStr| {
-        let names = explain::pages().into_iter().map(|page| page.name().to_owned()).collect();
+        let names = pages().into_iter().map(|page| page.name().to_owned()).collect();
         starting_with(&current.to_ascii_uppercase(), names)
     })
 }
@@ -120,7 +75,7 @@ pub(crate) fn reasons() -> ArgValueCompleter {
 /// Completes settings of a node.
 pub(crate) fn settings() -> ArgValueCompleter {
     ArgValueCompleter::new(|current: &OsStr| {
-        starting_with(current, crate::commands::config::names())
+        starting_with(current, config::settings().iter().map(Setting::key).collect())
     })
 }
 

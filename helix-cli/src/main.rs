@@ -10,6 +10,7 @@ mod cleanup;
 mod clock;
 mod commands;
 mod completion;
+mod completion_setup;
 mod compression;
 mod connect;
 mod context;
@@ -30,6 +31,7 @@ mod output;
 mod partitions;
 mod position;
 mod progress;
+mod reason_pages;
 mod reasons;
 mod report;
 mod result_schemas;
@@ -62,7 +64,7 @@ use wait_notes::WaitNotes;
 static ALLOCATOR: helix_allocator::Allocator = helix_allocator::Allocator;
 
 fn main() -> ExitCode {
-    completion::complete_if_asked();
+    completion_setup::complete_if_asked();
     if let Some(path) = args::schema_request() {
         let path: Vec<&str> = path.iter().map(String::as_str).collect();
         return report_error(result_schemas::show(&path), &ErrorContext::default()).into();
@@ -89,7 +91,7 @@ fn main() -> ExitCode {
         CliCommand::Explain { reason } => explain::run(&global, reason.as_deref()),
         CliCommand::Cheat => cheat::run(),
         CliCommand::Completions { shell, program } => {
-            completion::print_registration(*shell, *program)
+            completion_setup::print_registration(*shell, *program)
         }
         command => on_runtime(&mut global, command, &mut needed_nodes),
     });

@@ -10,8 +10,7 @@ use prost_types::FileDescriptorSet;
 use serde_json::Value;
 
 use crate::args::Cli;
-use crate::commands::explain;
-use crate::{context, exit, output, position, result_schemas, schema, template};
+use crate::{context, exit, output, position, reason_pages, result_schemas, schema, template};
 
 const PATH: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/cli.md");
 
@@ -124,7 +123,7 @@ fn manual() -> String {
              An error has three parts: the failed action with its reason in brackets, the likely \
              cause,\nand what to try. `helix explain REASON` explains a reason.\n\n\
              | reason | gRPC code | meaning |\n|---|---|---|\n";
-    for page in explain::pages() {
+    for page in reason_pages::pages() {
         let page = serde_json::to_value(page).unwrap();
         let word = |key: &str| page[key].as_str().unwrap_or("").to_owned();
         let _ =

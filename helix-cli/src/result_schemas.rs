@@ -9,14 +9,15 @@ use crate::commands::cluster::{
     TransferredLeader, add_shards, health, members, moves, placement, tables,
 };
 use crate::commands::{
-    access, cert, check, config, context, debug, explain, group, offsets, produce, quota, records,
-    topic, trace, version, wal,
+    access, cert, check, config, context, debug, group, offsets, produce, quota, records, topic,
+    trace, version, wal,
 };
 use crate::demo::measurements::DemoMeasurements;
 use crate::dev::StartedCluster;
 use crate::dev::control::ProcessStatus;
 use crate::exit::{CliError, Exit};
 use crate::output;
+use crate::reason_pages::ReasonPage;
 use crate::report::ErrorReport;
 use crate::schema::of;
 
@@ -76,7 +77,7 @@ pub(crate) fn schema(command: &str) -> Option<Value> {
         "config list" => of::<Vec<config::SettingRow>>(),
         "config explain" => of::<config::SettingRow>(),
         "context list" => of::<Vec<context::ContextRow>>(),
-        "explain" => of::<Vec<explain::ReasonPage>>(),
+        "explain" => of::<Vec<ReasonPage>>(),
         "debug bundle" => of::<debug::BundleReport>(),
         "version" => of::<version::VersionReport>(),
         _ => return None,

@@ -60,11 +60,6 @@ fn find(rows: Vec<SettingRow>, setting_name: &str) -> anyhow::Result<SettingRow>
     })
 }
 
-/// Returns the keys of all settings.
-pub(crate) fn names() -> Vec<String> {
-    settings().iter().map(Setting::key).collect()
-}
-
 impl From<&Setting> for SettingRow {
     fn from(setting: &Setting) -> Self {
         let values = setting.default_values();
