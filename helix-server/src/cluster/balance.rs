@@ -1,7 +1,7 @@
 //! Placement of shard leaders: spread over the nodes with replicas, except those that drain, leave
 //! or are cordoned.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -243,10 +243,22 @@ impl Cluster {
         replica: &Replica,
         may_be_unfit: bool,
     ) -> Option<u64> {
+        self.successor_among(shard_id, replica, may_be_unfit, None).await
+    }
+
+    /// As [`Self::successor`], if `among` has the voter.
+    async fn successor_among(
+        &self,
+        shard_id: u64,
+        replica: &Replica,
+        may_be_unfit: bool,
+        among: Option<BTreeSet<ReplicaId>>,
+    ) -> Option<u64> {
         let own = self.node_id();
         let is_eligible = |id: &ReplicaId| {
             let node = node_of(*id);
-            node != own && self.hub.is_connected(node) && !self.is_draining(node)
+            let is_among = among.as_ref().is_none_or(|among| among.contains(id));
+            is_among && node != own && self.hub.is_connected(node) && !self.is_draining(node)
         };
         let last = replica.status().last_index;
         let candidates = replica.voters().into_iter().filter(is_eligible);
@@ -257,7 +269,10 @@ impl Cluster {
         best_successor(last, &reports, &replica.matched(), may_be_unfit).map(node_of)
     }
 
-    /// Transfers all leaderships away if this node is draining.
+    /// Transfers all leaderships away if this node is draining, to replicas that stay after a move
+    /// in progress. A replica that a cancelled move removes again would return the leadership at
+    /// once.
+    ///
     /// Returns `false` while a draining node still leads a shard.
     pub async fn transfer_all(&self) -> bool {
         if !self.is_draining(self.node_id()) {
@@ -265,20 +280,29 @@ impl Cluster {
         }
         let mut leads_nothing = true;
         for shard in self.open_shards().iter().filter(|shard| shard.is_leader()) {
-            let successor = self.successor(shard.id(), shard.replica(), true).await;
+            let successor = self.staying_successor(shard.id(), shard.replica()).await;
             leads_nothing &= match successor {
                 Some(successor) => shard.transfer(Some(successor)).await.is_ok(),
                 None => false,
             };
         }
         if self.is_leader() {
-            let successor = self.successor(0, &self.replica(), true).await;
+            let successor = self.staying_successor(0, &self.replica()).await;
             leads_nothing &= match successor {
                 Some(successor) => self.transfer(Some(successor)).await.is_ok(),
                 None => false,
             };
         }
         leads_nothing
+    }
+
+    /// Returns the successor among the replicas that stay after a move in progress.
+    async fn staying_successor(&self, shard_id: u64, replica: &Replica) -> Option<u64> {
+        let staying = self.machine().read(|state| {
+            let shard = state.members().placement()?.shard(shard_id)?;
+            Some(shard.target())
+        });
+        self.successor_among(shard_id, replica, true, staying).await
     }
 }
 
