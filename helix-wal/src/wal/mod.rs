@@ -145,7 +145,7 @@ impl Wal {
 
     /// Runs `done` once everything that was queued before is durable. Writes nothing itself.
     pub fn sync(&self, done: DurableCallback) {
-        // The writer syncs one group after the other, and completes requests in their order.
+        // The writer takes requests in their order and syncs one group before it fills the next.
         self.append(Vec::new(), done);
     }
 
