@@ -357,9 +357,10 @@ pub(crate) fn is_free(port: u16) -> bool {
 
 /// Returns ports of this machine that are free now.
 pub(crate) fn free_ports(count: usize) -> anyhow::Result<Vec<u16>> {
-    // The process id varies the first port, so that concurrent runs rarely collide.
+    // The process id varies the first port. The factor keeps the ports of concurrent runs apart:
+    // their process ids are close to each other, and the port of a stopped node looks free.
     let span = u32::from(PORTS.end - PORTS.start);
-    let first = std::process::id() % span;
+    let first = std::process::id().wrapping_mul(61) % span;
     let ports: Vec<u16> = (0..span)
         .filter_map(|step| u16::try_from((first + step) % span).ok())
         .map(|offset| PORTS.start + offset)

@@ -291,8 +291,9 @@ impl Drop for DevProcess {
 }
 
 /// Returns a port with `nodes` free ports from it on, and as many from 100 above it. Tests of one
-/// process get distinct ports; the process id varies the first port. No client takes one of them
-/// while its node is down: they are below the ephemeral ports.
+/// process get distinct ports; the process id varies the first port. No client and no
+/// `helix demo` takes one of them while its node is down: they are below the ephemeral ports and
+/// the ports of `helix demo`.
 fn base_port(nodes: u16) -> u16 {
     const PLACES: u16 = 450;
     static TURN: AtomicU16 = AtomicU16::new(0);
@@ -300,7 +301,7 @@ fn base_port(nodes: u16) -> u16 {
     (0..PLACES)
         .map(|_| (offset + TURN.fetch_add(1, Ordering::Relaxed)) % PLACES)
         // Ten places of ten ports, and their ports from 100 on.
-        .map(|place| 22_000 + place / 10 * 200 + place % 10 * 10)
+        .map(|place| 10_000 + place / 10 * 200 + place % 10 * 10)
         .find(|base| {
             let ports = (*base..base + nodes).flat_map(|port| [port, port + 100]);
             ports.into_iter().all(|port| TcpListener::bind(("127.0.0.1", port)).is_ok())
