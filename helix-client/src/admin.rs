@@ -22,9 +22,9 @@ use helix_proto::log::v1::{
 use tokio::time::timeout;
 use tonic::{Code, Response, Status};
 
-use crate::client::{CallAttempts, CallSpec, Client};
+use crate::call_spec::{CallSpec, Repeat};
+use crate::client::{CallAttempts, Client};
 use crate::error::{Error, Result};
-use crate::retry::Repeat;
 pub use access::AccessGrant;
 pub use groups::SeekOptions;
 

@@ -11,10 +11,10 @@ use helix_proto::log::v1::{
 use tokio::time::Instant;
 use tonic::Code;
 
-use crate::client::{CallAttempts, CallSpec, Client};
+use crate::call_spec::{CallSpec, Repeat};
+use crate::client::{CallAttempts, Client};
 use crate::compression::BatchCompressor;
 use crate::error::{Error, Result};
-use crate::retry::Repeat;
 use crate::topic::TopicRef;
 
 /// Acknowledgement of a batch.

@@ -10,12 +10,13 @@ use helix_proto::log::v1::ErrorReason;
 use tokio::time::{Instant, sleep_until, timeout_at};
 use tonic::{Response, Status};
 
+use crate::call_spec::{CallSpec, Repeat};
 use crate::config::Config;
 use crate::connection::Connection;
 use crate::coordinator::Coordinators;
 use crate::error::{Error, Result};
 use crate::pending::PendingGuard;
-use crate::retry::{Jitter, Repeat, Retries, RetryDecision};
+use crate::retry::{Jitter, Retries, RetryDecision};
 use crate::routing::{LeaderProbe, ProbePace, Route, Routing};
 
 /// First timeout of an attempt at a change that any node forwards; doubles with each attempt.
@@ -141,35 +142,6 @@ impl Client {
             attempt_timeout = attempt_timeout.saturating_mul(2);
             let error = attempts.judge(error, None)?;
             attempts.pause(error).await?;
-        }
-    }
-}
-
-/// Name, retry rule and deadline of a call.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct CallSpec {
-    /// Name for error messages.
-    pub(crate) name: &'static str,
-    pub(crate) repeat: Repeat,
-    /// Time that the service may wait on request, in addition to the timeouts.
-    pub(crate) wait: Duration,
-    /// Start of the caller's wait, from which the deadline counts.
-    pub(crate) since: Instant,
-    /// Limit of each attempt, without `wait`.
-    pub(crate) attempt_max: Duration,
-    /// Ask again where a topic is unknown: it may be new.
-    pub(crate) rechecks_topics: bool,
-}
-
-impl CallSpec {
-    pub(crate) fn new(name: &'static str, repeat: Repeat) -> Self {
-        Self {
-            name,
-            repeat,
-            wait: Duration::ZERO,
-            since: Instant::now(),
-            attempt_max: Duration::MAX,
-            rechecks_topics: true,
         }
     }
 }

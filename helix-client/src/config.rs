@@ -2,7 +2,6 @@
 
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,6 +10,7 @@ use tonic::transport::{Channel, Endpoint};
 use crate::connector::{self, ClientTls};
 use crate::pending::PendingCalls;
 use crate::refusal::RefusalNote;
+use crate::tls_options::TlsOptions;
 use crate::token::TokenSource;
 
 /// Settings of a [`Client`](crate::Client).
@@ -71,38 +71,6 @@ pub struct Config {
     /// Continue at the node that a removed one names, if no address of a member is known. Default:
     /// true. Else the calls fail with `NOT_LEADER`, as the removed node does.
     pub leave_removed_nodes: bool,
-}
-
-/// Files of TLS: PEM, read again when they change, so that certificates rotate without a restart.
-///
-/// A new connection uses the files as they are then; if they are not valid, those before. The CAs
-/// of the operating system are not used.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct TlsOptions {
-    /// CAs that sign the certificates of the nodes; at least one. A file may have several CAs.
-    pub ca_files: Vec<PathBuf>,
-    /// Certificate of the client, followed by its intermediate certificates, and its private key.
-    /// Default: none, an anonymous client.
-    pub certificate: Option<(PathBuf, PathBuf)>,
-    /// Name that the certificates of all nodes must have. Default: the host of the address.
-    pub server_name: Option<String>,
-}
-
-impl TlsOptions {
-    /// Returns the options of a client without a certificate that trusts the CAs of a file.
-    pub fn new(ca_file: impl Into<PathBuf>) -> Self {
-        Self { ca_files: vec![ca_file.into()], ..Self::default() }
-    }
-
-    /// Sets the certificate of the client and its private key.
-    #[must_use]
-    pub fn with_certificate(
-        self,
-        certificate: impl Into<PathBuf>,
-        key: impl Into<PathBuf>,
-    ) -> Self {
-        Self { certificate: Some((certificate.into(), key.into())), ..self }
-    }
 }
 
 type Connect = dyn Fn(&Endpoint) -> Channel + Send + Sync;

@@ -19,9 +19,9 @@ use tonic::codegen::Service;
 use tonic::codegen::http::Uri;
 use tonic::transport::{Channel, Endpoint};
 
-use crate::config::TlsOptions;
 use crate::error::{Error, Result};
 use crate::refusal::{RefusalNote, WatchedSocket};
+use crate::tls_options::TlsOptions;
 
 /// Age from which on a new connection reads the certificate files again.
 const FILES_AGE_MAX: Duration = Duration::from_secs(1);

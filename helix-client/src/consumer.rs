@@ -18,10 +18,10 @@ use helix_proto::log::v1::{
     ReadLimits, StartPosition, StoredBatch, Watermarks,
 };
 
-use crate::client::{CallAttempts, CallSpec, Client};
+use crate::call_spec::{CallSpec, Repeat};
+use crate::client::{CallAttempts, Client};
 use crate::compression;
 use crate::error::{Error, Result};
-use crate::retry::Repeat;
 use crate::routing::{LeaderProbe, ProbePace, Route};
 pub(crate) use node_groups::{NodeGroup, NodeGroups};
 use read_turns::{PARTITIONS_READ_MAX, ReadTurns};

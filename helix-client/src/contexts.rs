@@ -28,7 +28,8 @@ use std::path::{Path, PathBuf};
 use helix_proto::address;
 use serde::{Deserialize, Serialize};
 
-use crate::config::{Config, TlsOptions};
+use crate::config::Config;
+use crate::tls_options::TlsOptions;
 use crate::token::TokenSource;
 pub use tls::ContextTls;
 

@@ -9,7 +9,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use helix_proto::log::v1::{ErrorReason, LeaderHint};
 use tonic::{Response, Status};
 
-use crate::client::{CallAttempts, CallSpec, Client};
+use crate::call_spec::CallSpec;
+use crate::client::{CallAttempts, Client};
 use crate::connection::Connection;
 use crate::error::{Error, Result};
 use crate::routing::Routing;

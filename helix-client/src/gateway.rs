@@ -5,10 +5,10 @@
 use helix_proto::log::v1::{InitProducerRequest, ProducerIdentity};
 use tonic::Code;
 
-use crate::client::{CallSpec, Client};
+use crate::call_spec::{CallSpec, Repeat};
+use crate::client::Client;
 use crate::connection::Connection;
 use crate::error::{Error, Result};
-use crate::retry::Repeat;
 use crate::routing::Route;
 
 impl Client {

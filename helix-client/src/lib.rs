@@ -65,6 +65,7 @@
 pub mod admin;
 pub mod append;
 mod authorized_channel;
+mod call_spec;
 pub mod client;
 pub mod compression;
 pub mod config;
@@ -87,6 +88,7 @@ mod refusal;
 mod retry;
 pub mod routing;
 pub mod session;
+mod tls_options;
 pub mod token;
 pub mod topic;
 
@@ -95,7 +97,7 @@ pub use append::{Ack, AppendOptions, IntoBatch};
 pub use authorized_channel::AuthorizedChannel;
 pub use client::Client;
 pub use compression::{BatchCompressor, Compression};
-pub use config::{Config, Dial, TlsOptions, Transport};
+pub use config::{Config, Dial, Transport};
 pub use connection::Connection;
 pub use consumer::{
     Batches, ConsumedRecord, Consumer, Event, FetchOptions, OnRecreate, Position, ReadOptions,
@@ -110,6 +112,7 @@ pub use pending::{PendingCall, PendingCalls};
 pub use producer::{DeliveryFuture, Producer, ProducerOptions};
 pub use routing::Route;
 pub use session::{AckFuture, Session, SessionOptions};
+pub use tls_options::TlsOptions;
 pub use token::TokenSource;
 pub use topic::TopicRef;
 

@@ -7,9 +7,8 @@ use std::time::Duration;
 use helix_proto::log::v1::ErrorReason;
 use tokio::time::Instant;
 
-use crate::client::CallSpec;
+use crate::call_spec::{CallSpec, Repeat};
 use crate::error::Error;
-use crate::retry::Repeat;
 
 /// Time after a failure for which a call that waits on request counts as in trouble. A later
 /// attempt of it may wait as requested.

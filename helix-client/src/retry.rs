@@ -9,6 +9,7 @@ use helix_proto::log::v1::ErrorReason;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
+use crate::call_spec::Repeat;
 use crate::config::{Config, draw_seed};
 use crate::error::{Error, Origin};
 
@@ -25,17 +26,6 @@ const ANY_NODE_RECHECKS_MAX: u32 = 2;
 
 /// Retries after a node refuses the token.
 const TOKEN_RECHECKS_MAX: u32 = 3;
-
-/// Rule for repeating a request after an attempt with an unknown outcome.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Repeat {
-    /// Repeat: a read applies nothing.
-    Read,
-    /// Repeat: an idempotent change, or an append with its sequence.
-    Always,
-    /// Do not repeat unless it was certainly not applied: a second copy would be a second batch.
-    UnlessApplied,
-}
 
 /// Decision after a failed attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -8,7 +8,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use tonic::{Response, Status};
 
-use crate::client::{CallSpec, Client};
+use crate::call_spec::CallSpec;
+use crate::client::Client;
 use crate::connection::Connection;
 use crate::error::{Error, Result};
 

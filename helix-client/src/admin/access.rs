@@ -8,9 +8,8 @@ use helix_proto::log::v1::{
 };
 
 use super::{Admin, all_pages, required};
-use crate::client::CallSpec;
+use crate::call_spec::{CallSpec, Repeat};
 use crate::error::Result;
-use crate::retry::Repeat;
 
 /// Tokens per page when all are listed.
 const PAGE_TOKENS: i32 = 1000;

@@ -10,10 +10,9 @@ use helix_proto::log::v1::{
 };
 
 use super::{Admin, all_pages};
-use crate::client::CallSpec;
+use crate::call_spec::{CallSpec, Repeat};
 use crate::consumer::Position;
 use crate::error::Result;
-use crate::retry::Repeat;
 use crate::topic::TopicRef;
 
 /// Groups per page when all are listed.

@@ -3,9 +3,8 @@
 use helix_proto::log::v1::{ListQuotasRequest, PrincipalQuota, QuotaUsage, SetQuotaRequest};
 
 use super::{Admin, all_pages};
-use crate::client::CallSpec;
+use crate::call_spec::{CallSpec, Repeat};
 use crate::error::Result;
-use crate::retry::Repeat;
 
 /// Quotas per page when all are listed.
 const PAGE_QUOTAS: i32 = 1000;

@@ -11,10 +11,10 @@ use helix_proto::log::v1::{
 };
 
 use super::{Admin, NewTopic, all_pages, repeat, required};
-use crate::client::{CallAttempts, CallSpec};
+use crate::call_spec::{CallSpec, Repeat};
+use crate::client::CallAttempts;
 use crate::consumer::{NodeGroups, Position};
 use crate::error::Result;
-use crate::retry::Repeat;
 use crate::topic::TopicRef;
 
 /// Bytes of a partition number in a request.

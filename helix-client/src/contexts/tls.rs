@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use super::{ContextError, ContextErrorKind};
-use crate::config::TlsOptions;
+use crate::tls_options::TlsOptions;
 
 /// Environment variables with files of TLS, in the order of [`ContextTls`].
 pub(super) const CA_VARIABLE: &str = "HELIX_TLS_CA";

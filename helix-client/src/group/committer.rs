@@ -17,9 +17,8 @@ use super::builder::AutoCommit;
 use super::heartbeats::EndRequest;
 use super::membership::MemberHandle;
 use super::{AssignedPartition, GroupKey, OwnershipId};
-use crate::client::CallSpec;
+use crate::call_spec::{CallSpec, Repeat};
 use crate::error::{Error, Result};
-use crate::retry::Repeat;
 
 /// Limits of one request, below those of the service.
 const OFFSETS_PER_COMMIT_MAX: usize = 1000;

@@ -11,9 +11,8 @@ use tracing::{debug, warn};
 
 use super::committer::{Committer, FinalCommit};
 use super::membership::{HeartbeatContent, MemberHandle};
-use crate::client::CallSpec;
+use crate::call_spec::{CallSpec, Repeat};
 use crate::error::{Error, Result};
-use crate::retry::Repeat;
 
 /// Heartbeat interval if the service states none.
 const INTERVAL_DEFAULT: Duration = Duration::from_millis(500);

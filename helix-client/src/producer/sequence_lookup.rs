@@ -10,9 +10,9 @@ use helix_proto::log::v1::{AppendStreamInit, AppendStreamRequest, ProducerIdenti
 use tokio::sync::mpsc;
 use tonic::Status;
 
-use crate::client::{CallSpec, Client};
+use crate::call_spec::{CallSpec, Repeat};
+use crate::client::Client;
 use crate::error::Result;
-use crate::retry::Repeat;
 
 /// Returns the next sequence of a producer on a partition, and the id of the topic.
 ///

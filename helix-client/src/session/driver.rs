@@ -18,10 +18,11 @@ use tracing::debug;
 
 use super::SessionOptions;
 use super::state::{Pipeline, RequestSender, Resume};
+use crate::call_spec::Repeat;
 use crate::client::Client;
 use crate::error::{Error, Result};
 use crate::identity::Identities;
-use crate::retry::{Repeat, Retries, RetryDecision};
+use crate::retry::{Retries, RetryDecision};
 use crate::routing::{LeaderProbe, ProbePace, Route};
 
 /// Consecutive times that a stream is reopened because the service missed a sequence.
