@@ -25,7 +25,7 @@ use tonic::Status;
 use tonic::transport::{Channel, Endpoint};
 
 /// Deadline of a wait in a test.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 #[derive(Debug)]
 pub(crate) struct TestServer {
