@@ -18,6 +18,7 @@ use helix_proto::log::v1::{
 use tokio::time::Instant;
 
 use crate::api::{Decompressors, ProduceHandler, TopicHandler, stored_batch};
+use crate::call::ClientLoad;
 use crate::config::{ConfigError, ServerConfig};
 use crate::error::{Error, Result};
 use crate::limits::{FETCH_BYTES_DEFAULT, FETCH_BYTES_MAX};
@@ -25,7 +26,6 @@ use crate::log::Watermarks;
 use crate::node::{LocatedPartition, Node};
 use crate::server::{self, StartError};
 use crate::shard::{ReadBatch, ReadFrom, WatchGuard, Watcher};
-use crate::transport::ClientLoad;
 
 /// A node in this process: the only one of its cluster, and without a port.
 ///

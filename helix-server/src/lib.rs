@@ -9,10 +9,12 @@
 //! | [`daemon`], [`server`] | run a server as a process; start and stop it |
 //! | [`embedded`] | a node in the program's own process, without a port |
 //! | [`config`] | settings, from the command line, the environment and a file |
+//! | [`admin`] | the admin port: probes, Prometheus metrics and the console |
 //! | [`transport`] | connections, admission, metering: what a request passes before its handler |
 //! | [`api`] | the public gRPC services |
-//! | [`admin`] | the admin port: probes and Prometheus metrics |
+//! | [`call`] | what clients make the node hold: connections, calls and their memory |
 //! | [`node`] | the shards of this node, and their background tasks |
+//! | [`access`] | callers: principals, credentials, quotas, the audit log |
 //! | [`cluster`] | shard 0: topics, placement, nodes, producer ids |
 //! | [`shard`] | one replicated log: append, read, wait, maintenance |
 //! | [`peer`] | node to node: connections, replication, snapshots |
@@ -50,9 +52,9 @@
 //! for clients and with other nodes.
 //!
 //! # Source layout
-//! Imports point down the list above, except that [`api`] and [`admin`] use [`transport`];
-//! `tests/it/tidy.rs` checks it. All of them may use the other modules, such as [`limits`] and
-//! [`memory`]. `docs/ARCHITECTURE.md` describes the append path and the read path.
+//! Imports point down the list above; `tests/it/tidy/layers.rs` checks it. All of them may use the
+//! other modules, such as [`limits`] and [`memory`]. `docs/ARCHITECTURE.md` describes the append
+//! path and the read path.
 
 pub mod daemon;
 pub mod embedded;
@@ -60,12 +62,17 @@ pub mod server;
 
 pub mod config;
 
+pub mod admin;
+
 pub mod transport;
 
-pub mod admin;
 pub mod api;
 
+pub mod call;
+
 pub mod node;
+
+pub mod access;
 
 pub mod cluster;
 
@@ -79,13 +86,11 @@ pub mod flow;
 
 pub mod log;
 
-pub mod audit;
 pub mod clock;
 #[cfg(test)]
 mod doc_tables;
 pub mod error;
 pub mod file_limit;
-pub mod jwt;
 pub mod limits;
 mod log_threads;
 pub mod memory;

@@ -21,8 +21,10 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tonic::service::Routes;
 
+use crate::access::AuthMode;
 use crate::admin::{AdminServer, ConsoleSettings};
 use crate::api;
+use crate::call::ClientLoad;
 use crate::clock::SystemClock;
 use crate::config::{
     AuthSetting, ConfigError, ContainerLimits, SecretFile, ServerConfig, StorageMode,
@@ -31,12 +33,11 @@ use crate::error::Error;
 use crate::file_limit::{self, FileBudget, FileLimitTooLow};
 use crate::limits;
 use crate::node::{
-    AuthMode, LogLimits, Network, Node, NodeInfo, NodeSettings, NodeStorage, StorageKind,
-    TokenFile, make_first_token,
+    LogLimits, Network, Node, NodeInfo, NodeSettings, NodeStorage, StorageKind, TokenFile,
+    make_first_token,
 };
 use crate::transport::{
-    self, ClientLoad, Listener, LocalListeners, MeterLayer, Services, UnixSocketError,
-    UnixSocketListener,
+    self, Listener, LocalListeners, MeterLayer, Services, UnixSocketError, UnixSocketListener,
 };
 use tls::PortsTls;
 use traces::{TraceConfig, TraceExport};

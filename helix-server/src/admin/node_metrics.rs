@@ -6,13 +6,13 @@ use helix_wal::SYNC_BOUNDS_US;
 use tokio::time::Instant;
 
 use super::{ServedNode, group_metrics};
+use crate::call::ClientLoad;
 use crate::clock::Clock;
 use crate::metrics::{MetricName, MetricsPage};
 use crate::node::{Node, NodeTls, StorageKind};
 use crate::process;
 use crate::shard::Shard;
 use crate::stderr;
-use crate::transport::ClientLoad;
 
 /// Builds the page; without `served` the node is not open yet.
 pub(super) async fn page(

@@ -19,7 +19,9 @@ use super::access_rules::{
 use super::authorize::{authorize_change, authorize_request};
 use super::page::{cut_page, page_size};
 use super::{call_memory, recheck, reserve_response, time};
-use crate::audit::RefusedCall;
+use crate::access::Credentials;
+use crate::access::audit::RefusedCall;
+use crate::call::CallMemory;
 use crate::clock::Clock;
 use crate::error::{Error, Result};
 use crate::limits::{
@@ -29,8 +31,7 @@ use crate::limits::{
 use crate::log::{
     AccessCommand, AccessResource, BearerToken, CreateToken, PrincipalRules, RuleSet, TokenRecord,
 };
-use crate::node::{Credentials, Node};
-use crate::transport::CallMemory;
+use crate::node::Node;
 
 /// Last microsecond of the year 9999, the largest time of a `google.protobuf.Timestamp`.
 const TIMESTAMP_MAX_US: u64 = 253_402_300_799_999_999;

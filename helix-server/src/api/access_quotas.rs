@@ -9,11 +9,11 @@ use super::access::AccessHandler;
 use super::access_rules::check_principal;
 use super::page::{cut_page, page_size};
 use super::reserve_response;
+use crate::call::CallMemory;
 use crate::error::{Error, Result};
 use crate::limits::{QUOTA_LISTED_BYTES, QUOTAS_PER_PAGE_DEFAULT, QUOTAS_PER_PAGE_MAX};
 use crate::log::{AccessCommand, QuotaLimits};
 use crate::node::Node;
-use crate::transport::CallMemory;
 
 impl AccessHandler {
     pub(super) async fn set_quota(&self, request: SetQuotaRequest) -> Result<SetQuotaResponse> {

@@ -31,13 +31,13 @@ use super::compressed::AdmittedBatch;
 use super::decompressors::Decompressors;
 use super::settings::durability_to_reach;
 use super::{batch, wire_ack, wire_watermarks};
+use crate::call::CallMemory;
 use crate::error::{Error, Result};
 use crate::limits::{COMMIT_WAIT_MAX, STREAM_BATCHES_IN_FLIGHT_MAX, STREAM_BYTES_IN_FLIGHT_MAX};
 use crate::log::{DEDUP_WINDOW_BATCHES, FencingToken, ProducerStamp, Refusal};
 use crate::node::{LocatedPartition, Node};
 use crate::shard::{Durability, FlowShare, NewBatch, PendingAck, Shard};
 use crate::trace::TraceContext;
-use crate::transport::CallMemory;
 
 // The dedup window recognizes every batch that a broken stream may send again.
 const _: () = assert!(DEDUP_WINDOW_BATCHES >= STREAM_BATCHES_IN_FLIGHT_MAX);

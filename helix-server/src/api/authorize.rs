@@ -10,35 +10,15 @@ use helix_proto::log::v1::*;
 use tonic::Request;
 
 use super::call_memory;
-use crate::audit::AuditEvent;
+use crate::access::audit::AuditEvent;
+use crate::access::{AuthMode, Caller};
+use crate::call::{CallAccess, CallMemory, MethodKind, MethodRow};
 use crate::error::{Denial, Error, Result};
 use crate::log::{
     AccessOperation as Operation, AccessResource as Resource, ResourceKind as Kind, RuleSet,
     TokenError, is_pattern,
 };
-use crate::node::{AuthMode, Caller, Node};
-use crate::transport::{CallAccess, CallMemory};
-
-/// Kind of a method, for the audit log and for open streams.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum MethodKind {
-    /// Moves records or reads state.
-    Data,
-    /// Changes the cluster; the audit log has each call.
-    Control,
-    /// Streams responses; it ends when the caller loses the right that it was opened with.
-    Stream,
-}
-
-/// A method and its rights.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct MethodRow {
-    /// "helix.log.v1.TopicService/CreateTopic".
-    pub(crate) method: &'static str,
-    pub(crate) kind: MethodKind,
-    /// Rights, for the documentation.
-    pub(crate) rights: &'static str,
-}
+use crate::node::Node;
 
 /// A request whose rights are checked.
 pub(crate) trait GuardedRequest {

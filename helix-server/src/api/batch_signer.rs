@@ -1,10 +1,11 @@
 //! Signs the batches of producers with the owner of their identity and with their checksum.
 
+use crate::access::AuthMode;
+use crate::call::CallMemory;
 use crate::log::{BatchChecksum, ProducerOwner, ProducerStamp};
-use crate::node::{AuthMode, Node};
+use crate::node::Node;
 use crate::protocol;
 use crate::shard::FlowShare;
-use crate::transport::CallMemory;
 
 /// Caller of an append, and owner of the identities that it uses.
 #[derive(Debug, Clone, Copy)]

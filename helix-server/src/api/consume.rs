@@ -27,16 +27,17 @@ use super::slow_calls::{ReadTimes, slow_read};
 use super::status::status_at;
 use super::subscribe::SubscriptionStream;
 use super::{call_memory, recheck, reserve_response, time, wire_watermarks};
+use crate::access::{AuthMode, QuotaKind, QuotaMeter};
+use crate::call::{CallMemory, ClientLoad, LoadPermit};
 use crate::error::{Error, Result};
 use crate::limits::{
     FETCH_BYTES_DEFAULT, FETCH_BYTES_MAX, FETCH_WAIT_MAX, PARTITION_RESOLVED_BYTES,
     PARTITIONS_PER_CALL_MAX, PARTITIONS_PER_TURN,
 };
 use crate::log::Watermarks;
-use crate::node::{AuthMode, LocatedPartition, Node, QuotaKind, QuotaMeter};
+use crate::node::{LocatedPartition, Node};
 use crate::shard::{ReadFrom, Watcher};
 use crate::slow::SlowKind;
-use crate::transport::{CallMemory, ClientLoad, LoadPermit};
 
 pub(crate) struct ConsumeHandler {
     node: Arc<Node>,

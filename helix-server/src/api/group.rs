@@ -22,6 +22,8 @@ use super::lag_history::LagHistory;
 use super::recheck::{self, HeldRights};
 use super::status::status_at;
 use super::{call_memory, group_describe, group_offsets, time};
+use crate::access::AuthMode;
+use crate::call::CallMemory;
 use crate::clock::Clock;
 use crate::cluster::is_topic_name;
 use crate::error::{Error, Result};
@@ -36,9 +38,8 @@ use crate::log::{
     MemberSpec, MemberView, OffsetUpdate, PARTITIONS_PER_GROUP_MAX, PartitionKey, Refusal,
     TopicOffsets, is_pattern,
 };
-use crate::node::{AuthMode, Node};
+use crate::node::Node;
 use crate::shard::{HeartbeatDetails, Shard};
-use crate::transport::CallMemory;
 
 pub(crate) struct GroupHandler {
     pub(super) node: Arc<Node>,

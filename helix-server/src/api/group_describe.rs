@@ -18,6 +18,7 @@ use super::group_lag::{LagView, learn_ends, readable_records, uncommitted_lag};
 use super::group_offsets::read_group;
 use super::group_pages::{GroupPageRequest, GroupRowKey};
 use super::{time, wire_shard_id};
+use crate::call::CallMemory;
 use crate::error::{Error, Result};
 use crate::limits::{
     GROUP_LEFT_OUT_MAX, GROUP_MEMBER_BYTES, GROUP_PARTITION_BYTES, OFFSET_CHANGE_BYTES,
@@ -29,7 +30,6 @@ use crate::log::{
 };
 use crate::node::Node;
 use crate::shard::{GatewayGroup, MemberSession, ReportedMember, Shard};
-use crate::transport::CallMemory;
 
 /// Describes a group, at its coordinator.
 pub(super) async fn describe(

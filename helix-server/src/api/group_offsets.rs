@@ -15,6 +15,7 @@ use super::group::{GroupHandler, check_group};
 use super::group_lag::LagView;
 use super::group_pages::{GroupPageRequest, GroupRowKey};
 use super::status::status_at;
+use crate::call::CallMemory;
 use crate::clock::Clock;
 use crate::cluster::is_topic_name;
 use crate::error::{Error, Result};
@@ -29,7 +30,6 @@ use crate::node::Node;
 use crate::protocol::COMMIT_ORDER;
 use crate::quote::quote;
 use crate::shard::Shard;
-use crate::transport::CallMemory;
 
 /// Reads the offsets of a group, at its coordinator.
 pub(super) async fn get(

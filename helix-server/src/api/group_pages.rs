@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use super::page::page_size;
 use super::reserve_response;
+use crate::call::CallMemory;
 use crate::error::{Error, Result};
 use crate::limits::{GROUP_PAGE_BYTES_MAX, GROUP_ROWS_PER_PAGE_MAX};
 use crate::log::PartitionKey;
-use crate::transport::CallMemory;
 
 /// Key of a row, in the order of the rows. The token of a page names the last row before it.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]

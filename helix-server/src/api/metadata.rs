@@ -21,6 +21,7 @@ use tonic::{Response, Status};
 use super::authorize::Visibility;
 use super::settings::to_wire_format;
 use super::{acquire_response, reserve_response, wire_leader, wire_shard_id};
+use crate::call::{CallMemory, LoadPermit};
 use crate::error::{Error, Result};
 use crate::limits::{
     METADATA_BYTES_PER_SECOND, METADATA_KEPT, METADATA_LATE_MAX, METADATA_UNPACED_BYTES,
@@ -30,7 +31,6 @@ use crate::log::{RuleSet, TopicInfo};
 use crate::node::{ClosedShard, Node};
 use crate::shard::Shard;
 use crate::sync;
-use crate::transport::{CallMemory, LoadPermit};
 
 /// Work for a topic's route, without its partitions, in that for a partition.
 const TOPIC_IN_PARTITIONS: usize = 10;

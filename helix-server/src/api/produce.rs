@@ -19,12 +19,13 @@ use super::batch_watch::{BatchWatch, call_context, count_ack};
 use super::decompressors::Decompressors;
 use super::settings::durability_to_reach;
 use super::{append_stream, batch, call_memory, wire_ack, wire_watermarks};
+use crate::access::AuthMode;
+use crate::call::{CallAccess, CallMemory, ClientLoad};
 use crate::error::{Error, Result};
 use crate::limits::{MESSAGE_BYTES_MAX, PRODUCER_NAME_BYTES_MAX};
 use crate::log::ProducerOwner;
-use crate::node::{AuthMode, Node};
+use crate::node::Node;
 use crate::trace::TraceContext;
-use crate::transport::{CallAccess, CallMemory, ClientLoad};
 
 pub(crate) struct ProduceHandler {
     node: Arc<Node>,

@@ -9,10 +9,10 @@ use helix_proto::kafka::{self, KAFKA_BATCH_VERSION, KafkaBatch};
 use helix_proto::log::v1::Compression;
 
 use super::decompressors::Decompressors;
+use crate::call::ClientLoad;
 use crate::error::{Error, Result};
 use crate::limits::PLAIN_FACTOR;
 use crate::shard::{ReadBatch, Shard};
-use crate::transport::ClientLoad;
 
 /// Memory and decompressors for the reads of a node.
 #[derive(Debug, Clone)]

@@ -20,13 +20,13 @@ use super::positions::ReadPosition;
 use super::read_form::{ReadForm, ReadSources};
 use super::status::{partition_path, status_at};
 use super::{time, wire_watermarks};
+use crate::call::LoadPermit;
 use crate::clock::Clock;
 use crate::error::{Error, Result};
 use crate::limits::{COMMIT_WAIT_MAX, DECOMPRESS_IN_PLACE_BYTES, PARTITIONS_PER_CALL_MAX};
 use crate::log::{PartitionId, PartitionKey, TopicInfo, Watermarks};
 use crate::node::{LocatedPartition, Node};
 use crate::shard::{ReadBatch, ReadFrom, Shard};
-use crate::transport::LoadPermit;
 
 /// Approximate overhead of a record in a response: offset, time, framing.
 pub(super) const STORED_RECORD_EXTRA_BYTES: usize = 24;

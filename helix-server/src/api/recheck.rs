@@ -8,12 +8,13 @@ use tokio::sync::watch;
 use tokio::time::sleep;
 
 use super::authorize::{GuardedRequest, authorize};
+use crate::access::Caller;
+use crate::call::CallMemory;
 use crate::clock::Clock;
 use crate::error::{Error, Result};
 use crate::limits::TOKEN_EXPIRY_POLL_MAX;
 use crate::log::AccessState;
-use crate::node::{Caller, Node};
-use crate::transport::CallMemory;
+use crate::node::Node;
 
 /// Reads in a row that a change of the caller's rights may repeat.
 const READS_MAX: usize = 3;

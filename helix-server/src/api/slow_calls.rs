@@ -8,12 +8,12 @@ use tokio::time::Instant;
 use super::authorize::Visibility;
 use super::reader::PartitionReader;
 use super::{time, wire_shard_id};
+use crate::call::CallMemory;
 use crate::clock::Clock;
 use crate::error::Result;
 use crate::node::Node;
 use crate::slow::{SlowCall, SlowKind};
 use crate::stages::{Stage, StageSpan};
-use crate::transport::CallMemory;
 
 /// Converts stages to the wire.
 pub(super) fn wire_stages(stages: &[StageSpan]) -> Vec<wire::StageTime> {

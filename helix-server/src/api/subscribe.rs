@@ -24,12 +24,13 @@ use super::reader::{self, PartitionReadOptions, PartitionReader, ReadBudget};
 use super::slow_calls::{ReadTimes, slow_read};
 use super::status::status_at;
 use super::wire_watermarks;
+use crate::access::{Caller, QuotaKind, QuotaMeter};
+use crate::call::{CallMemory, LoadPermit};
 use crate::error::Error;
 use crate::limits::{FETCH_BYTES_DEFAULT, HEARTBEAT_INTERVAL, QUOTA_POLL_MAX};
-use crate::node::{Caller, Node, QuotaKind, QuotaMeter, ReaderMembership};
+use crate::node::{Node, ReaderMembership};
 use crate::shard::{WatchGuard, Watcher};
 use crate::slow::SlowKind;
-use crate::transport::{CallMemory, LoadPermit};
 
 pub(super) struct SubscriptionStream {
     node: Arc<Node>,

@@ -23,6 +23,7 @@ use super::page::{cut_page, page_size};
 use super::{
     call_memory, recheck, reserve_response, settings, wire_leader, wire_shard_id, wire_watermarks,
 };
+use crate::call::CallMemory;
 use crate::cluster::TopicSpec;
 use crate::error::{Error, Result};
 use crate::limits::{
@@ -34,7 +35,6 @@ use crate::log::{PartitionId, PartitionLocation, SettingsMask, TopicInfo};
 use crate::node::{LocatedPartition, Node};
 use crate::protocol;
 use crate::quote::quote;
-use crate::transport::CallMemory;
 
 // The other half covers its heap data and its encoded form.
 const _: () = assert!(size_of::<PartitionInfo>() <= PARTITION_DESCRIBED_BYTES / 2);

@@ -11,21 +11,21 @@ use super::members::Members;
 use super::node_changes::refusal;
 use super::obstacle::Obstacle;
 use super::peer_messages::{PeerResponse, ReplicaStatusRequest};
+use super::placed_split::PlacedSplit;
 use super::placement::{MoveReason, ReplicaPlacement, ShardMove, ShardTarget};
 use super::planner::{Plan, PlanStep, needs_no_move, plan, rack_objection};
 use super::reconcile::{ChangePhase, ShardProgress};
-use super::shard_split::PlacedSplit;
 use super::split_driver::next_split;
 use crate::error::{Error, Result};
 use crate::limits;
 use crate::log::{
-    CancelMove, CancelSplit, ClusterCommand, ClusterReply, FinishMove, MemberCommand, PlanMove,
-    SetCordoned, SetRack, TakePlacement,
+    AddShards, CancelMove, CancelSplit, ClusterCommand, ClusterReply, FinishMove, MemberCommand,
+    PlanMove, SetCordoned, SetRack, TakePlacement,
 };
 use crate::protocol;
 use crate::raft::{Replica, ReplicaId, node_and_generation};
 
-/// Longest wait for the placement of a new cluster.
+/// Longest wait for the placement and the protocol version of a new cluster.
 const PLACEMENT_WAIT_MAX: Duration = Duration::from_secs(1);
 
 /// Placement of all shards, with the plan for them.
@@ -445,6 +445,33 @@ impl Cluster {
                 what: "the placement of a cluster before every node is upgraded",
             }),
         }
+    }
+
+    /// Adds data shards, up to `total`, if the cluster has `current` ones. Succeeds if it has
+    /// `total` already.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a number out of range, [`Error::ChangeInProgress`] if the
+    /// cluster has another number of shards than `current`, [`Error::Unimplemented`] before every
+    /// node is upgraded, and the errors of [`Self::catch_up`] and [`Self::command`].
+    pub async fn add_shards(&self, add: AddShards) -> Result<()> {
+        self.catch_up().await?;
+        if !self.wait_protocol(protocol::MORE_SHARDS, PLACEMENT_WAIT_MAX).await {
+            let what = "more shards before every node runs a release with protocol version 10";
+            return Err(Error::Unimplemented { what });
+        }
+        if add.split && !self.wait_protocol(protocol::SHARD_SPLITS, PLACEMENT_WAIT_MAX).await {
+            let what = "splits of shards before every node runs a release with protocol version 11";
+            return Err(Error::Unimplemented { what });
+        }
+        if add.replicas != 0
+            && !self.wait_protocol(protocol::REPLICATION_FACTORS, PLACEMENT_WAIT_MAX).await
+        {
+            let what = "a replication factor of shards before every node runs a release with \
+                        protocol version 11";
+            return Err(Error::Unimplemented { what });
+        }
+        self.change_placement(MemberCommand::AddShards(add)).await
     }
 
     pub(super) async fn change_placement(&self, command: MemberCommand) -> Result<()> {

@@ -6,27 +6,15 @@
 //! replicas, so that no record has fewer copies than it should.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
-use super::client::Cluster;
 use super::members::{Member, Members, invalid};
-use super::placement::{PlacedShard, ShardMove, check_replicas};
-use super::shard_split::PlacedSplit;
-use super::state::ClusterState;
-use crate::error::{Error, Result};
+use super::placed_split::PlacedSplit;
+use super::placement::{PlacedShard, ShardMove};
+use super::shard_moves::check_replicas;
+use super::state::{ClusterState, ShardTurn};
 use crate::limits::SHARDS_MAX;
-use crate::log::{AddShards, ClusterReply, MemberCommand, TopicInfo};
+use crate::log::{AddShards, ClusterReply, TopicInfo};
 use crate::protocol;
-
-/// Longest wait for the protocol version of a new cluster.
-const PROTOCOL_WAIT_MAX: Duration = Duration::from_secs(1);
-
-/// New partitions of a topic, in these shards in turn. Without shards, in the topic's.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct ShardTurn {
-    pub(super) shards: Vec<u64>,
-    pub(super) count: u32,
-}
 
 impl Members {
     /// Names new shards, which have no replica yet. A repeated command changes nothing.
@@ -255,35 +243,6 @@ impl ClusterState {
                 self.shard_partitions.remove(&shard);
             }
         }
-    }
-}
-
-impl Cluster {
-    /// Adds data shards, up to `total`, if the cluster has `current` ones. Succeeds if it has
-    /// `total` already.
-    ///
-    /// # Errors
-    /// [`Error::InvalidArgument`] for a number out of range, [`Error::ChangeInProgress`] if the
-    /// cluster has another number of shards than `current`, [`Error::Unimplemented`] before every
-    /// node is upgraded, and the errors of [`Self::catch_up`] and [`Self::command`].
-    pub async fn add_shards(&self, add: AddShards) -> Result<()> {
-        self.catch_up().await?;
-        if !self.wait_protocol(protocol::MORE_SHARDS, PROTOCOL_WAIT_MAX).await {
-            let what = "more shards before every node runs a release with protocol version 10";
-            return Err(Error::Unimplemented { what });
-        }
-        if add.split && !self.wait_protocol(protocol::SHARD_SPLITS, PROTOCOL_WAIT_MAX).await {
-            let what = "splits of shards before every node runs a release with protocol version 11";
-            return Err(Error::Unimplemented { what });
-        }
-        if add.replicas != 0
-            && !self.wait_protocol(protocol::REPLICATION_FACTORS, PROTOCOL_WAIT_MAX).await
-        {
-            let what = "a replication factor of shards before every node runs a release with \
-                        protocol version 11";
-            return Err(Error::Unimplemented { what });
-        }
-        self.change_placement(MemberCommand::AddShards(add)).await
     }
 }
 

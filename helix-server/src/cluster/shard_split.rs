@@ -14,73 +14,17 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::members::{Members, invalid};
+use super::placed_split::{PlacedSplit, SplitReplica, SplitStep};
 use super::placement::{PlacedShard, ReplicaPlacement};
 use super::state::ClusterState;
 use crate::log::{CancelSplit, ClusterReply, EndSplit, PlanSplit, SplitProgress, SplitRule};
-use crate::raft::{ReplicaId, replica_id};
-use crate::records::{PlacedSplitRecord, SplitReplicaRecord};
 
-/// Step of a replica of a new shard.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
-pub enum SplitStep {
-    #[default]
-    Planned,
-    /// Its log exists, and is never created again.
-    Created,
-    /// It has nearly all records.
-    Ready,
-    /// It has all records and the state.
-    Built,
-}
-
-impl SplitStep {
-    pub(super) fn from_number(number: u32) -> Option<Self> {
-        [Self::Planned, Self::Created, Self::Ready, Self::Built]
-            .into_iter()
-            .find(|step| *step as u32 == number)
-    }
-}
-
-/// A replica of a shard that a split makes.
+/// A split that has ended, so that its partitions are in the new shard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct SplitReplica {
-    pub generation: u32,
-    pub step: SplitStep,
-}
-
-/// The split that a shard is to come from.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct PlacedSplit {
-    /// Version of the cluster's state that planned it; 0 before it is planned.
-    pub id: u64,
-    /// Shard that gives partitions.
-    pub parent: u64,
-    pub rule: SplitRule,
-    /// Replicas of the new shard by node.
-    pub replicas: BTreeMap<u64, SplitReplica>,
-    pub is_cancelled: bool,
-    /// No other split takes its place.
-    pub gives_up: bool,
-}
-
-impl PlacedSplit {
-    pub fn is_planned(&self) -> bool {
-        self.id != 0
-    }
-
-    /// Returns whether every replica has come this far.
-    pub fn has_reached(&self, step: SplitStep) -> bool {
-        self.is_planned() && self.replicas.values().all(|replica| replica.step >= step)
-    }
-
-    /// Returns the voters of the new shard.
-    pub fn voters(&self) -> impl Iterator<Item = ReplicaId> {
-        self.replicas.iter().map(|(node, replica)| replica_id(*node, replica.generation))
-    }
-
-    pub(super) fn generations(&self) -> BTreeMap<u64, u32> {
-        self.replicas.iter().map(|(node, replica)| (*node, replica.generation)).collect()
-    }
+pub(super) struct EndedSplit {
+    pub(super) shard_id: u64,
+    pub(super) parent: u64,
+    pub(super) rule: SplitRule,
 }
 
 impl ReplicaPlacement {
@@ -92,14 +36,6 @@ impl ReplicaPlacement {
     pub fn split(&self, shard_id: u64) -> Option<&PlacedSplit> {
         self.shard(shard_id)?.split.as_ref()
     }
-}
-
-/// A split that has ended, so that its partitions are in the new shard.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct EndedSplit {
-    pub(super) shard_id: u64,
-    pub(super) parent: u64,
-    pub(super) rule: SplitRule,
 }
 
 impl Members {
@@ -221,42 +157,6 @@ impl ClusterState {
             }
         }
         self.count_partitions();
-    }
-}
-
-impl From<&PlacedSplit> for PlacedSplitRecord {
-    fn from(split: &PlacedSplit) -> Self {
-        let replica = |(node_id, it): (&u64, &SplitReplica)| SplitReplicaRecord {
-            node_id: *node_id,
-            generation: it.generation,
-            step: it.step as u32,
-        };
-        Self {
-            id: split.id,
-            parent: split.parent,
-            rule: Some(split.rule),
-            replicas: split.replicas.iter().map(replica).collect(),
-            cancelled: split.is_cancelled,
-            gives_up: split.gives_up,
-        }
-    }
-}
-
-impl PlacedSplitRecord {
-    /// Returns the split; `None` if a step is unknown to this version.
-    pub(super) fn into_split(self) -> Option<PlacedSplit> {
-        let replica = |it: SplitReplicaRecord| {
-            let step = SplitStep::from_number(it.step)?;
-            Some((it.node_id, SplitReplica { generation: it.generation, step }))
-        };
-        Some(PlacedSplit {
-            id: self.id,
-            parent: self.parent,
-            rule: self.rule.unwrap_or_default(),
-            replicas: self.replicas.into_iter().map(replica).collect::<Option<_>>()?,
-            is_cancelled: self.cancelled,
-            gives_up: self.gives_up,
-        })
     }
 }
 

@@ -9,8 +9,8 @@ use tokio::time::Instant;
 
 use super::client::Cluster;
 use super::peer_messages::{PeerRequest, PeerResponse};
+use super::placed_split::{PlacedSplit, SplitStep};
 use super::placement::ReplicaPlacement;
-use super::shard_split::{PlacedSplit, SplitStep};
 use super::state::ClusterState;
 use crate::error::Result;
 use crate::limits::SHARDS_MAX;

@@ -7,7 +7,6 @@ use std::sync::Arc;
 
 use super::members::{Members, MembersUpdate};
 use super::producers::{IssuedEpochs, NamedProducer};
-use super::shard_growth::ShardTurn;
 use crate::limits::{
     NAMED_PRODUCERS_MAX, PARTITIONS_MAX, PARTITIONS_PER_TOPIC_MAX, SHARDS_PER_TOPIC_MAX,
     TOPIC_NAME_BYTES_MAX,
@@ -21,6 +20,13 @@ pub use crate::records::RegisteredNode;
 
 /// Slots of consumer groups. Permanent: a group's name selects its slot.
 pub(super) const GROUP_SLOTS: usize = 256;
+
+/// New partitions of a topic, in these shards in turn. Without shards, in the topic's.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct ShardTurn {
+    pub(super) shards: Vec<u64>,
+    pub(super) count: u32,
+}
 
 /// Limits that apply enforces. They are equal on all replicas and stored in checkpoints.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::check::ConfigProblems;
 use super::{AuthSetting, ServerConfig};
-use crate::jwt::{JWKS_BYTES_MAX, JwtRules, JwtVerifier};
+use crate::access::jwt::{JWKS_BYTES_MAX, JwtRules, JwtVerifier};
 
 /// Bytes of the settings that are compared with claims.
 const CLAIM_BYTES_MAX: usize = 256;
@@ -110,7 +110,7 @@ mod tests {
         #[allow(clippy::disallowed_methods)]
         let write = |text: &str| std::fs::write(&path, text).unwrap();
         let document: serde_json::Value =
-            serde_json::from_str(include_str!("../jwt/vectors.json")).unwrap();
+            serde_json::from_str(include_str!("../access/jwt/vectors.json")).unwrap();
         write(&document["jwks"].to_string());
         let config = ServerConfig {
             auth: AuthSetting::Required,

@@ -9,6 +9,8 @@
 //! replicas exist. From then on an empty data directory means a lost vote, and such a node must not
 //! take part again.
 
+pub(in crate::node) mod bootstrap_handler;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -17,13 +19,13 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use super::Node;
-use super::bootstrap_handler::{BootstrapHandler, BootstrapRequest};
 use super::logs::{LogIdentity, NodeLogs, OpenLog};
 use crate::cluster::FIRST_GENERATION;
 use crate::error::Result;
 use crate::limits;
 use crate::peer::{FormCluster, Hello, Hub, JoinCluster, PeerError};
 use crate::random::Random;
+use bootstrap_handler::{BootstrapHandler, BootstrapRequest};
 
 /// Allowed sizes of a new cluster. An even number of nodes tolerates no more failures than the odd
 /// number below it.

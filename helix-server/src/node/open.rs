@@ -10,10 +10,10 @@ use tokio_util::sync::CancellationToken;
 use super::NodeStorage;
 use super::formation::Formation;
 use super::logs::{LogIdentity, NodeLogs, OpenLog};
-use super::shard_slots::{ShardSlot, ShardSlots};
-use super::unreplayed::{
+use super::repair::unreplayed::{
     OpenFailure, Shard0Opening, UnreplayedLog, UnreplayedLogs, open_shard0_repaired,
 };
+use super::shard_slots::{ShardSlot, ShardSlots};
 use crate::cluster::{Bootstrap, Cluster, ClusterMachine, FIRST_GENERATION};
 use crate::error::{Error, Result};
 use crate::memory;

@@ -1,11 +1,17 @@
 //! Supervises the shards of a node. A stopped shard is reopened. Damage to sealed segments is
 //! repaired in place. A log that this does not repair is quarantined and replaced with a new one,
 //! which the other replicas fill, if a majority has everything without it: see
-//! `repair_decision`. Until the new log has all entries that the old one had acknowledged, the
+//! `decision`. Until the new log has all entries that the old one had acknowledged, the
 //! replica does not vote and cannot be elected. docs/decisions/0018 and 0035 explain why that is
 //! sufficient.
 
-use std::collections::{BTreeMap, BTreeSet};
+mod decision;
+mod in_place;
+mod rebuild;
+mod reports;
+pub(in crate::node) mod unreplayed;
+
+use std::collections::BTreeSet;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -14,19 +20,17 @@ use tokio::time::Instant;
 
 use super::logs::NodeLogs;
 use super::open::{ShardContext, directory, identity_of, named_shards, open_shard0_replica};
-use super::rebuild::Rebuild;
-use super::repair_decision::{
-    DamageKind, DamagedReplica, RepairStep, VoterReport, missing_majority, next_step,
-};
-use super::repair_in_place::{DamagedLog, InPlaceOutcome};
 use super::shard_slots::ShardSlot;
-use super::unreplayed::{Shard0Opening, open_shard0_repaired};
 use super::{Node, NodeStorage};
-use crate::cluster::ReplicaStatusReport;
 use crate::error::{Error, Result};
-use crate::raft::{FoundDamage, Replica, ReplicaId, node_of};
+use crate::raft::{FoundDamage, Replica, node_of};
 use crate::shard::Shard;
 use crate::sync;
+use decision::{DamageKind, DamagedReplica, RepairStep, missing_majority, next_step};
+use in_place::{DamagedLog, InPlaceOutcome};
+use rebuild::Rebuild;
+use reports::ask_others;
+use unreplayed::{Shard0Opening, open_shard0_repaired};
 
 /// Interval between checks of a shard.
 const CHECK_INTERVAL: Duration = Duration::from_millis(200);
@@ -281,54 +285,9 @@ fn has_other_voters(replica: &Replica) -> bool {
     replica.voters().into_iter().any(|id| id != replica.id())
 }
 
-/// Returns what the other replicas of a shard report about themselves, by replica id. Nodes that do
-/// not state the id of their replica are left out: it may be the voter's successor.
-async fn ask_others(
-    node: &Node,
-    shard_id: u64,
-    own: ReplicaId,
-    configs: &[BTreeSet<ReplicaId>],
-) -> BTreeMap<ReplicaId, VoterReport> {
-    let voters: BTreeSet<ReplicaId> = configs.iter().flatten().copied().collect();
-    let peers = node.hub.peers().into_iter().map(|peer| peer.node_id);
-    let reports = ask_replicas(node, shard_id, peers.filter(|id| *id != node_of(own))).await;
-    let all = reports.values().map(|it| it.replica_id).filter(|id| *id != 0).collect();
-    let mut by_id = of_voters(reports.values(), &all);
-    by_id.extend(of_voters(reports.values(), &voters));
-    by_id
-}
-
-/// Returns the reports of these replicas, by replica id.
-pub(super) fn of_voters<'a>(
-    reports: impl Iterator<Item = &'a ReplicaStatusReport>,
-    voters: &BTreeSet<ReplicaId>,
-) -> BTreeMap<ReplicaId, VoterReport> {
-    let voter_report = |report: &ReplicaStatusReport| {
-        let report_of_voter = VoterReport {
-            last: LogId { term: report.synced_term, index: report.synced_index },
-            is_damaged: report.is_damaged,
-            in_repair: report.in_repair,
-            is_fetching: report.is_fetching,
-        };
-        (report.replica_id, report_of_voter)
-    };
-    reports.filter(|report| voters.contains(&report.replica_id)).map(voter_report).collect()
-}
-
 /// Returns the last entry that a replica may have acknowledged.
 fn last_entry(replica: &Replica) -> LogId {
     replica.wal().state().last.unwrap_or_default()
-}
-
-pub(super) async fn ask_replicas(
-    node: &Node,
-    shard_id: u64,
-    nodes: impl Iterator<Item = u64>,
-) -> BTreeMap<u64, ReplicaStatusReport> {
-    let requests = nodes.map(|id| async move {
-        Some((id, node.cluster.ask_replica_status(id, shard_id, None).await?))
-    });
-    futures_util::future::join_all(requests).await.into_iter().flatten().collect()
 }
 
 impl Node {
@@ -478,22 +437,5 @@ impl Node {
         super::member_tasks::start_cluster(self);
         self.routes.send_modify(|count| *count += 1);
         Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::raft::replica_id;
-
-    #[test]
-    fn only_reports_of_the_voting_replicas_count() {
-        let voters: BTreeSet<ReplicaId> = [1, 2, 3].map(|node| replica_id(node, 1)).into();
-        let report =
-            |replica_id| ReplicaStatusReport { replica_id, synced_index: 9, ..Default::default() };
-        // An older node, the successor of a lost replica, and a voter.
-        let reports = [report(0), report(replica_id(2, 2)), report(replica_id(3, 1))];
-        let counted: Vec<ReplicaId> = of_voters(reports.iter(), &voters).into_keys().collect();
-        assert_eq!(counted, [replica_id(3, 1)]);
     }
 }

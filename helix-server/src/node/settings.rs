@@ -6,9 +6,8 @@ use std::time::Duration;
 
 use helix_wal::storage::Storage;
 
-use super::principal::AuthMode;
+use crate::access::{AuthMode, JwtVerifier};
 use crate::clock::Clock;
-use crate::jwt::JwtVerifier;
 use crate::log::PartitionSettings;
 use crate::memory::MemoryShares;
 use crate::shard::LogLimits;

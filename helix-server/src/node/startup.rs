@@ -8,18 +8,17 @@ use futures_util::future::BoxFuture;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use super::bootstrap_handler::BootstrapHandler;
+use super::formation::bootstrap_handler::BootstrapHandler;
+use super::login::TokenRefresh;
 use super::logs::NodeLogs;
 use super::open::{
     ShardContext, StartupPeers, directory, existing_shards, open_cluster, open_data_shards,
 };
-use super::principal::TokenRefresh;
-use super::quota::QuotaMeters;
 use super::{
     Network, Node, NodeSettings, NodeStorage, PeerPort, background, clock_watch, copy_rate,
     formation, logs, member_tasks, placed_shards, repair, scrub, split_builder,
 };
-use crate::audit::AuditLog;
+use crate::access::{AuditLog, QuotaMeters};
 use crate::clock::AgreedClock;
 use crate::cluster::{Bootstrap, TopicSpec};
 use crate::error::{Error, Result};

@@ -6,8 +6,8 @@ use helix_tls::RELOAD_INTERVAL;
 use tokio::time::{MissedTickBehavior, interval};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
+use crate::access::jwt::JwtVerifier;
 use crate::config::JwksFile;
-use crate::jwt::JwtVerifier;
 
 /// Reads the file at the interval of the certificates' files, until the guard is dropped.
 pub(super) fn watch(verifier: Arc<JwtVerifier>, file: JwksFile) -> DropGuard {

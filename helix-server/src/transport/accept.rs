@@ -20,13 +20,13 @@ use tower::Layer;
 use super::admission::Admission;
 use super::client_stream::ClientStream;
 use super::in_process::{InProcessConnection, InProcessListener};
-use super::load::{ClientAddress, ClientConnection, ClientLoad};
 use super::meter::{Meter, MeterLayer};
 use super::services::Services;
 use super::socket::CorkedSocket;
 use super::unix_socket::UnixSocketListener;
+use crate::access::Principal;
+use crate::call::{ClientAddress, ClientConnection, ClientLoad};
 use crate::limits;
-use crate::node::Principal;
 use crate::sync;
 
 /// Source of client connections: a TCP listener, or a simulation's listener.

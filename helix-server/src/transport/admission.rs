@@ -25,18 +25,18 @@ use tonic::Status;
 use tonic::body::Body;
 use tonic::codegen::{BoxFuture, Service, http};
 
-use super::gate::{CallAccess, Gate};
-use super::load::{
-    AcceptedCall, CallMemory, ClientConnection, ClientLoad, LoadPermit, MessageClaim,
-};
+use super::gate::Gate;
 use super::quota_delay::QuotaDelay;
 use super::services::Services;
 use super::stream_guard::guard;
 use super::tracked_body::TrackedBody;
-use crate::api::{MethodKind, MethodRow};
+use crate::access::CallSlot;
+use crate::call::{
+    AcceptedCall, CallAccess, CallMemory, ClientConnection, ClientLoad, LoadPermit, MessageClaim,
+    MethodKind, MethodRow,
+};
 use crate::error::{Error, Result};
 use crate::limits;
-use crate::node::CallSlot;
 
 const HELIX: &str = "/helix.log.v1.";
 const APPEND: &str = "/helix.log.v1.ProduceService/Append";

@@ -21,8 +21,8 @@ use tonic::transport::server::Connected;
 
 use super::authority::AuthorityFilter;
 use super::client_frames::ClientFrames;
-use super::load::{CancelledCalls, ClientConnection};
 use super::turn_pause::TurnPause;
+use crate::call::{CancelledCalls, ClientConnection};
 use crate::limits;
 
 /// A client's socket, which [`ClientConnection::close`] can close from another task.
@@ -242,8 +242,8 @@ mod tests {
     use tokio_util::sync::CancellationToken;
 
     use super::*;
+    use crate::call::{ClientAddress, ClientLoad};
     use crate::memory::{MEMORY_LIMIT_MIN, MemoryShares};
-    use crate::transport::load::{ClientAddress, ClientLoad};
 
     /// Bytes of one read of HTTP/2.
     const READ_BYTES: usize = 8 << 10;

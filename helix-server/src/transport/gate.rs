@@ -5,7 +5,7 @@
 //! checks the caller's rights.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex};
 
 use helix_proto::error::reason_name;
 use helix_proto::log::v1::ErrorReason;
@@ -14,13 +14,13 @@ use helix_proto::log::v1::produce_service_server::SERVICE_NAME as PRODUCE;
 use subtle::ConstantTimeEq;
 use tonic::codegen::http::{HeaderMap, header};
 
-use super::load::ClientConnection;
-use crate::api::{MethodKind, MethodRow, is_open, method_row};
-use crate::audit::AuditEvent;
+use crate::access::{AuditEvent, AuthMode, ConnectionSlot, QuotaKind, QuotaMeter};
+use crate::api::{is_open, method_row};
+use crate::call::{CallAccess, CallLogin, ClientConnection};
 use crate::error::{Error, Result};
 use crate::limits::{QUOTE_BYTES_MAX, USER_AGENT_BYTES_MAX};
-use crate::log::{AccessOperation, AccessResource, ResourceKind, TokenError};
-use crate::node::{AuthMode, Caller, ConnectionSlot, Node, QuotaKind, QuotaMeter};
+use crate::log::TokenError;
+use crate::node::Node;
 use crate::quote::cut;
 
 /// Principals that a connection counts for; with more, the first one no longer counts.
@@ -36,73 +36,7 @@ pub(super) struct Gate {
 }
 
 /// The login of an authorization header.
-type LoginByHeader = (Box<[u8]>, Arc<Login>);
-
-/// The caller of a call, and its description for the audit log.
-#[derive(Debug)]
-struct Login {
-    /// `None` for a caller without credentials.
-    caller: Option<Caller>,
-    user_agent: Box<str>,
-}
-
-/// The caller of one call, and the right that the call was admitted with.
-#[derive(Debug)]
-pub struct CallAccess {
-    login: Arc<Login>,
-    connection: Arc<ClientConnection>,
-    /// Set by the first check of a control operation or a stream.
-    granted: OnceLock<(AccessOperation, OwnedResource)>,
-    /// `None` for a path that is no method of the public services.
-    row: Option<&'static MethodRow>,
-}
-
-/// A resource with its name.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct OwnedResource {
-    kind: ResourceKind,
-    name: Box<str>,
-}
-
-impl OwnedResource {
-    pub fn as_resource(&self) -> AccessResource<'_> {
-        AccessResource::new(self.kind, &self.name)
-    }
-}
-
-impl CallAccess {
-    /// Returns the caller; `None` for one without credentials.
-    pub fn caller(&self) -> Option<&Caller> {
-        self.login.caller.as_ref()
-    }
-
-    pub fn user_agent(&self) -> &str {
-        &self.login.user_agent
-    }
-
-    /// Returns the client's address.
-    pub fn peer(&self) -> String {
-        self.connection.peer().to_string()
-    }
-
-    /// Notes a right that was checked. Does not allocate for appends.
-    pub fn grant(&self, operation: AccessOperation, resource: AccessResource<'_>) {
-        if self.row.is_some_and(|row| row.kind != MethodKind::Data) {
-            self.granted.get_or_init(|| {
-                let name = cut(resource.name(), QUOTE_BYTES_MAX).into();
-                (operation, OwnedResource { kind: resource.kind(), name })
-            });
-        }
-    }
-
-    pub fn granted(&self) -> Option<&(AccessOperation, OwnedResource)> {
-        self.granted.get()
-    }
-
-    pub(super) fn row(&self) -> Option<&'static MethodRow> {
-        self.row
-    }
-}
+type LoginByHeader = (Box<[u8]>, Arc<CallLogin>);
 
 impl fmt::Debug for Gate {
     /// Leaves out the header of the last login.
@@ -131,7 +65,7 @@ impl Gate {
     /// [`Error::Unauthenticated`] if the method needs credentials and the call has no valid ones.
     pub(super) fn admit(&self, path: &str, headers: &HeaderMap) -> Result<Option<CallAccess>> {
         let login = if is_open(path) {
-            Ok(Arc::new(Login { caller: None, user_agent: Box::default() }))
+            Ok(Arc::new(CallLogin { caller: None, user_agent: Box::default() }))
         } else {
             self.login(headers)
         };
@@ -154,9 +88,8 @@ impl Gate {
         }
     }
 
-    fn access(&self, path: &str, login: Arc<Login>) -> CallAccess {
-        let connection = self.connection.clone();
-        CallAccess { login, connection, granted: OnceLock::new(), row: method_row(path) }
+    fn access(&self, path: &str, login: Arc<CallLogin>) -> CallAccess {
+        CallAccess::new(login, self.connection.clone(), method_row(path))
     }
 
     /// Counts a call for the quota of its principal, if it has one.
@@ -187,7 +120,7 @@ impl Gate {
         Ok(())
     }
 
-    fn login(&self, headers: &HeaderMap) -> Result<Arc<Login>, TokenError> {
+    fn login(&self, headers: &HeaderMap) -> Result<Arc<CallLogin>, TokenError> {
         let sent = headers.get(header::AUTHORIZATION).map(|value| value.as_bytes());
         let key = sent.unwrap_or_default();
         if let Some(login) = self.kept(key) {
@@ -197,13 +130,13 @@ impl Gate {
             Ok(None) if self.node.auth_mode() == AuthMode::Required => Err(TokenError::Missing),
             found => found,
         };
-        let login = Arc::new(Login { caller: caller?, user_agent: user_agent(headers).into() });
+        let login = Arc::new(CallLogin { caller: caller?, user_agent: user_agent(headers).into() });
         *crate::sync::lock(&self.last) = Some((key.into(), login.clone()));
         Ok(login)
     }
 
     /// Returns the last login, if it was made with this header and is still as good as a new one.
-    fn kept(&self, key: &[u8]) -> Option<Arc<Login>> {
+    fn kept(&self, key: &[u8]) -> Option<Arc<CallLogin>> {
         let last = crate::sync::lock(&self.last);
         let (known, login) = last.as_ref()?;
         let is_same = is_equal(known, key);

@@ -7,10 +7,11 @@ use std::time::Duration;
 
 use tokio::time::{Sleep, sleep};
 
-use super::load::CallMemory;
+use crate::access::{QuotaKind, QuotaMeter};
+use crate::call::CallMemory;
 use crate::error::{Error, Result};
 use crate::limits::{QUOTA_DELAY_MAX, QUOTA_REFUSAL_DELAY_MAX};
-use crate::node::{Node, QuotaKind, QuotaMeter};
+use crate::node::Node;
 
 /// Admits the messages of one request to its caller's quota.
 pub(super) struct QuotaDelay {

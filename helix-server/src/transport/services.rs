@@ -16,11 +16,11 @@ use tonic::body::Body;
 use tonic::codegen::{BoxFuture, Service, http};
 use tonic::service::Routes;
 
-use super::load::ClientLoad;
 use crate::api::{
     AccessHandler, ClusterHandler, ConsumeHandler, Decompressors, GroupHandler, ProduceHandler,
     TopicHandler,
 };
+use crate::call::ClientLoad;
 use crate::limits::{CONTROL_MESSAGE_BYTES_MAX, MESSAGE_BYTES_MAX};
 use crate::node::Node;
 

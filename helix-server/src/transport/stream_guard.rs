@@ -7,8 +7,8 @@ use std::sync::Arc;
 use helix_proto::log::v1::AppendStreamInit;
 use tonic::Status;
 
-use super::load::CallMemory;
 use crate::api::{AccessChanges, GuardedRequest, early_end, reauthorize};
+use crate::call::CallMemory;
 use crate::node::Node;
 
 /// Resolves when the stream must end.

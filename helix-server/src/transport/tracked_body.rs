@@ -12,8 +12,8 @@ use tonic::Status;
 use tonic::body::Body;
 use tonic::codegen::http;
 
-use super::load::CallMemory;
 use super::stream_guard::StreamGuard;
+use crate::call::CallMemory;
 
 /// Body of a response; its bytes count as unread until the client has read them.
 pub(super) struct TrackedBody {

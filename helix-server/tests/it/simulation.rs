@@ -8,10 +8,11 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
+use helix_server::access::AuthMode;
 use helix_server::clock::TokioClock;
 use helix_server::log::{Condition, PartitionSettings, ProducerStamp};
 use helix_server::memory::MemoryShares;
-use helix_server::node::{AuthMode, LogLimits, Node, NodeSettings, NodeStorage};
+use helix_server::node::{LogLimits, Node, NodeSettings, NodeStorage};
 use helix_server::raft::seed_this_thread;
 use helix_server::shard::{Durability, NewBatch, ReadFrom};
 use helix_wal::storage::{Crash, DiskOperation, SimulatedDisk, Storage};

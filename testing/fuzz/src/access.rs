@@ -6,12 +6,12 @@ use std::io::{Seek, Write};
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use clap::{Args, Command, FromArgMatches};
-use helix_server::jwt::{JwtKeySet, JwtRules, JwtVerifier};
+use helix_server::access::Principal;
+use helix_server::access::jwt::{JwtKeySet, JwtRules, JwtVerifier};
 use helix_server::log::{
     AccessCommand, AccessOperation, AccessResource, AccessRule, AccessState, BearerToken,
     PresentedToken, PrincipalRules, RULES_PER_PRINCIPAL_MAX, ResourceKind, is_principal_name,
 };
-use helix_server::node::Principal;
 use helix_tls::{
     CertificateFiles, CertificateInfo, CertificateKind, CertificateNames, CertificateStore,
     NodeIdentity,

@@ -13,12 +13,14 @@ use helix_proto::log::v1::{
     AppendRequest, AppendResponse, Batch, FetchRequest, FetchResponse, PartitionStart, Record,
     StartPosition, start_position::Position,
 };
+use helix_server::access::AuthMode;
+use helix_server::call::ClientLoad;
 use helix_server::clock::TokioClock;
 use helix_server::log::PartitionSettings;
 use helix_server::memory::MemoryShares;
-use helix_server::node::{AuthMode, LogLimits, Node, NodeSettings, NodeStorage};
+use helix_server::node::{LogLimits, Node, NodeSettings, NodeStorage};
 use helix_server::raft::seed_this_thread;
-use helix_server::transport::{ClientLoad, Services};
+use helix_server::transport::Services;
 use helix_wal::storage::{Crash, SimulatedDisk, Storage};
 use http_body_util::{BodyExt, Full};
 use prost::Message;

@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use helix_server::log::PartitionSettings;
 use helix_server::memory::MemoryShares;
-use helix_server::node::{AuthMode, LogLimits, Node, NodeSettings, NodeStorage};
+use helix_server::access::AuthMode;
+use helix_server::node::{LogLimits, Node, NodeSettings, NodeStorage};
 use helix_server::peer::Network;
 use helix_server::server::Server;
 use tokio::sync::Notify;

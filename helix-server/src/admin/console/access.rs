@@ -14,7 +14,7 @@ use super::PageRequest;
 use super::caller::{self, FailedCall};
 use super::form::encode;
 use super::page::{AdminBody, PageFailure, PageFrame, ROWS_PER_PAGE, html, shown, time};
-use crate::node::AuthMode;
+use crate::access::AuthMode;
 
 #[derive(Template)]
 #[template(path = "access.html")]

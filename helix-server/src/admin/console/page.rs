@@ -15,7 +15,7 @@ use hyper::{Response, StatusCode};
 
 use super::PageRequest;
 use super::caller::FailedCall;
-use crate::node::AuthMode;
+use crate::access::AuthMode;
 
 /// Body of a response of the admin port.
 pub(in crate::admin) type AdminBody = UnsyncBoxBody<Bytes, Infallible>;

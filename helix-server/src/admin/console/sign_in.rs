@@ -10,7 +10,7 @@ use super::caller::{self, ConsoleCaller, FailedCall};
 use super::form::FormFields;
 use super::page::{AdminBody, PageFailure, PageFrame, html, plain, redirect, shown};
 use super::session::TOKEN_BYTES_MAX;
-use crate::node::AuthMode;
+use crate::access::AuthMode;
 
 #[derive(Template)]
 #[template(path = "sign_in.html")]

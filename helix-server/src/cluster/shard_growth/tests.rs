@@ -10,8 +10,8 @@ use crate::cluster::planner::{PlanStep, plan};
 use crate::cluster::state::ClusterLimits;
 use crate::log::testing::seeded;
 use crate::log::{
-    CancelMove, ClusterCommand, CreateTopic, FinishMove, Head, Joined, PartitionSettings,
-    RemoveMember, ReplaceMember, ReplicaCreated, TakePlacement, Verdict,
+    CancelMove, ClusterCommand, CreateTopic, FinishMove, Head, Joined, MemberCommand,
+    PartitionSettings, RemoveMember, ReplaceMember, ReplicaCreated, TakePlacement, Verdict,
 };
 use crate::raft::replica_id;
 

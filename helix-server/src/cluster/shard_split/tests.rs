@@ -16,6 +16,7 @@ use crate::log::{
     TakePlacement, Verdict,
 };
 use crate::protocol;
+use crate::raft::replica_id;
 
 struct Cluster {
     state: ClusterState,

@@ -26,7 +26,7 @@ const LATE_S: u64 = 4_102_444_800;
 
 /// Keys and JWTs that another implementation made.
 fn vectors() -> Value {
-    serde_json::from_str(include_str!("../../../src/jwt/vectors.json")).unwrap()
+    serde_json::from_str(include_str!("../../../src/access/jwt/vectors.json")).unwrap()
 }
 
 /// An issuer with one key.

@@ -12,8 +12,13 @@ pub(super) struct SourceFile {
 }
 
 impl SourceFile {
+    /// Returns whether the file has one of these paths, or is in one of these directories. The file
+    /// of a module is in the module's directory: `log.rs` is in `log/`.
     pub(super) fn is_in(&self, prefixes: &[&str]) -> bool {
-        prefixes.iter().any(|prefix| self.path.starts_with(prefix))
+        let is_module = |directory: &str| self.path.strip_suffix(".rs") == Some(directory);
+        prefixes.iter().any(|prefix| {
+            self.path.starts_with(prefix) || prefix.strip_suffix('/').is_some_and(is_module)
+        })
     }
 
     /// Lines of code with their numbers, without comment lines.
