@@ -3,6 +3,7 @@
 //! (`node/split_builder`).
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -16,7 +17,7 @@ use crate::error::Result;
 use crate::limits::SHARDS_MAX;
 use crate::log::{
     CancelSplit, ClusterCommand, EndSplit, MemberCommand, PlanSplit, ShardCommand, SplitProgress,
-    SplitRule,
+    SplitRule, TopicInfo,
 };
 use crate::records::{SplitRecords, SplitRecordsRequest};
 use crate::shard::Shard;
@@ -289,15 +290,38 @@ impl Cluster {
 
     /// Reads records that a split moves from this node's replica of the parent.
     pub(super) async fn local_split_records(&self, request: &SplitRecordsRequest) -> PeerResponse {
-        let read = match self.shard(request.shard_id) {
-            Ok(shard) => shard.split_records(request).await,
-            Err(error) => Err(error.to_string()),
-        };
-        match read {
+        match self.read_split_records(request).await {
             Ok(records) => PeerResponse::SplitRecords(records),
             Err(why) => PeerResponse::Unknown(why),
         }
     }
+
+    async fn read_split_records(
+        &self,
+        request: &SplitRecordsRequest,
+    ) -> std::result::Result<SplitRecords, String> {
+        let shard = self.shard(request.shard_id).map_err(|error| error.to_string())?;
+        let moved = shard.split_streams(request.id, || {
+            let (rule, topics) = self
+                .machine()
+                .read(|state| split_in_progress(state, request.shard_id, request.id))
+                .ok_or_else(|| format!("this node does not know split {} yet", request.id))?;
+            let moved = topics.iter().flat_map(|topic| topic.moved_by(request.shard_id, rule));
+            Ok::<_, String>(moved.map(|id| id.0).collect())
+        })?;
+        shard.split_records(request, moved).await
+    }
+}
+
+/// Returns the rule of a split in progress, and the topics from which it takes partitions.
+fn split_in_progress(
+    state: &ClusterState,
+    parent: u64,
+    id: u64,
+) -> Option<(SplitRule, Vec<Arc<TopicInfo>>)> {
+    let mut splits = state.members().placement()?.splits().map(|(_, split)| split);
+    let split = splits.find(|split| (split.parent, split.id) == (parent, id))?;
+    Some((split.rule, state.topics("").cloned().collect()))
 }
 
 #[cfg(test)]

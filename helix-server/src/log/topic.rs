@@ -88,6 +88,14 @@ impl TopicInfo {
         self.partition_count += count;
     }
 
+    /// Returns the partitions of shard `parent` that a split moves, in the order of their numbers.
+    pub fn moved_by(&self, parent: u64, rule: SplitRule) -> impl Iterator<Item = PartitionId> {
+        let in_parent = self.locations().filter(move |it| it.shard_id == parent);
+        let old = in_parent.map(|it| it.partition).filter(move |id| id.0 < rule.ids_below);
+        let moved = (0..).zip(old).filter(move |(position, _)| rule.moves(self.id, *position));
+        moved.map(|(_, id)| id)
+    }
+
     /// Moves a share of the partitions of shard `parent` to shard `target`.
     ///
     /// An extent with a partition that moves gets a list. If the list would be longer than
@@ -344,18 +352,20 @@ mod tests {
         /// Returns how many partitions move.
         fn split(&mut self, parent: u64, target: u64, parts: u64, ids_below: u64) -> usize {
             let turn = parts / 2 + target % 3;
-            let (mut position, mut moved) = (0, 0);
+            let (mut position, mut moved) = (0, Vec::new());
             for (_, id, shard) in &mut self.partitions {
                 if *shard == parent && *id < ids_below {
                     if (self.topic.id + position + turn).is_multiple_of(parts) {
                         *shard = target;
-                        moved += 1;
+                        moved.push(PartitionId(*id));
                     }
                     position += 1;
                 }
             }
-            self.topic.split_off(parent, target, SplitRule { parts, turn, ids_below });
-            moved
+            let rule = SplitRule { parts, turn, ids_below };
+            assert!(self.topic.moved_by(parent, rule).eq(moved.iter().copied()));
+            self.topic.split_off(parent, target, rule);
+            moved.len()
         }
 
         fn check(&self) {

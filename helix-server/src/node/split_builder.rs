@@ -316,7 +316,6 @@ impl Building {
             let request = SplitRecordsRequest {
                 shard_id: split.parent,
                 id: split.id,
-                rule: Some(split.rule),
                 after: self.records.upto(),
                 state_offset: self.state.len() as u64,
             };

@@ -6,30 +6,33 @@ use std::sync::Arc;
 
 use super::Shard;
 use crate::error::{Error, Result};
-use crate::log::{Head, ShardCommand, SplitRule, Verdict};
+use crate::log::{Head, ShardCommand, Verdict};
 use crate::raft::Command;
 use crate::records::{SplitRecords, SplitRecordsRequest};
 use crate::sync;
 
-/// Streams that a split moves, with its id and the number of control entries that they are of.
-pub(super) type SplitStreams = Option<(u64, u64, Arc<HashSet<u64>>)>;
+/// Id of a split, and the streams that it moves.
+pub(super) type SplitStreams = Option<(u64, Arc<HashSet<u64>>)>;
 
 /// Largest part of a state in a response.
 const STATE_BYTES: usize = 1 << 20;
 
 impl Shard {
-    /// Reads records of the partitions that a split moves, after `request.after`.
+    /// Reads records of the streams that a split moves, after `request.after`.
+    ///
+    /// This replica may not have applied the end of the split before this one. So the streams are
+    /// not those that its own state would give: see [`Shard::split_streams`].
     ///
     /// # Errors
     /// The reason why this replica has none for the caller, in words.
     pub async fn split_records(
         &self,
         request: &SplitRecordsRequest,
+        moved: Arc<HashSet<u64>>,
     ) -> std::result::Result<SplitRecords, String> {
         if self.is_closed() || self.replica().repair_of().is_some() {
             return Err(format!("the replica of shard {} is closed or in repair", self.id()));
         }
-        let rule = request.rule.ok_or("the request names no partitions")?;
         // Raft's number is never above that of the state, which has all partitions up to there.
         let applied = self.replica().applied();
         let (split, has_ended) = self.read_state(|state| {
@@ -47,7 +50,6 @@ impl Shard {
         }
         if request.after < upto {
             let range = (request.after, upto);
-            let moved = self.moved_streams(request.id, rule);
             let read = self.hub.read_records_of(&self.wal, &self.reads, range, moved);
             found.records = read.await?;
         } else if let Some(split) = &split {
@@ -59,21 +61,24 @@ impl Shard {
         Ok(found)
     }
 
-    /// Returns the streams that a split moves. Computed once until the next control entry, since a
-    /// shard may have a million partitions.
-    fn moved_streams(&self, id: u64, rule: SplitRule) -> Arc<HashSet<u64>> {
-        // Read first: a set of a later state has no fewer partitions.
-        let changes = *self.machine.watch_changes().borrow();
+    /// Returns the streams that a split moves, from the cluster's state in which it is in progress.
+    /// `compute` is called once for each split, since a shard may have a million partitions. The
+    /// result holds until the split ends: new partitions have ids above those of the split.
+    ///
+    /// # Errors
+    /// The error of `compute`.
+    pub fn split_streams<E>(
+        &self,
+        id: u64,
+        compute: impl FnOnce() -> std::result::Result<HashSet<u64>, E>,
+    ) -> std::result::Result<Arc<HashSet<u64>>, E> {
         let mut known = sync::lock(&self.split_streams);
-        if let Some((of, at, streams)) = &*known
-            && (*of, *at) == (id, changes)
-        {
-            return streams.clone();
+        if let Some((_, streams)) = known.as_ref().filter(|(of, _)| *of == id) {
+            return Ok(streams.clone());
         }
-        let moved = self.read_state(|state| state.moved_by(rule));
-        let streams: Arc<HashSet<u64>> = Arc::new(moved.into_iter().map(|id| id.0).collect());
-        *known = Some((id, changes, streams.clone()));
-        streams
+        let streams = Arc::new(compute()?);
+        *known = Some((id, streams.clone()));
+        Ok(streams)
     }
 
     /// Proposes a control entry while no other proposal is open, and waits until it is applied.

@@ -8,7 +8,7 @@ use rand::RngExt;
 use super::super::testing::{batch_head, seeded};
 use super::super::{
     BatchHead, FencingToken, Head, PartitionRun, PartitionSettings, ProducerStamp, Refusal,
-    ShardCommand, StateLimits, Verdict,
+    ShardCommand, StateLimits, TopicInfo, Verdict,
 };
 use super::*;
 
@@ -129,6 +129,33 @@ fn new_shard_continues_with_offsets_producers_and_tokens() {
         shard.create(7, 1);
         assert_eq!(shard.ids().last(), Some(&7), "a later one is new");
     }
+}
+
+/// The positions of partitions depend on the splits before. So replicas are copied by the cluster's
+/// state, which knows that those have ended.
+#[test]
+fn replica_behind_the_split_before_would_move_other_partitions() {
+    let mut topic = TopicInfo {
+        id: TOPIC,
+        name: "orders".to_owned(),
+        partition_count: 0,
+        replication_factor: 1,
+        settings: PartitionSettings::default(),
+        created_at_us: 0,
+        shards: vec![1],
+        extents: Vec::new(),
+    };
+    topic.extend(1, 6, Vec::new());
+    let mut shard = Shard::new();
+    shard.split(10, 2, 7);
+    let behind = shard.clone();
+    shard.command(ShardCommand::FinishSplit { id: 10 });
+    let rule = SplitRule { parts: 2, turn: 0, ids_below: 7 };
+    topic.split_off(1, 9, rule);
+    shard.split(11, 2, 7);
+    assert_eq!(shard.child().ids(), [2, 6]);
+    assert!(topic.moved_by(1, rule).eq([2, 6].map(PartitionId)));
+    assert!(behind.state.moved_by(rule).into_iter().eq([1, 3, 5].map(PartitionId)));
 }
 
 #[test]
