@@ -2,8 +2,7 @@
 //! partitions on the parent's leader. The nodes of the new replicas build them
 //! (`node/split_builder`).
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -17,7 +16,7 @@ use crate::error::Result;
 use crate::limits::SHARDS_MAX;
 use crate::log::{
     CancelSplit, ClusterCommand, EndSplit, MemberCommand, PlanSplit, ShardCommand, SplitProgress,
-    SplitRule, TopicInfo,
+    SplitRule,
 };
 use crate::records::{SplitRecords, SplitRecordsRequest};
 use crate::shard::Shard;
@@ -215,6 +214,13 @@ impl Cluster {
         // With every partition that the split may move, from a state that has the split.
         self.propagate_to_shard(shard).await?;
         let (id, rule) = (split.id, split.rule);
+        // A command of a leader with an older state is ignored. A partition that the parent lacks
+        // now could be created neither here nor in the new shard.
+        let wanted = self.split_streams(shard.id(), id).unwrap_or_default();
+        let moved = shard.read_state(|state| state.moved_by(rule));
+        if wanted.len() != moved.len() || moved.iter().any(|it| !wanted.contains(&it.0)) {
+            return Ok(false);
+        }
         shard.command_alone(ShardCommand::Split { id, target, rule }).await?;
         tracing::info!(shard_id = shard.id(), target, "sealed the partitions that move");
         Ok(false)
@@ -302,26 +308,23 @@ impl Cluster {
     ) -> std::result::Result<SplitRecords, String> {
         let shard = self.shard(request.shard_id).map_err(|error| error.to_string())?;
         let moved = shard.split_streams(request.id, || {
-            let (rule, topics) = self
-                .machine()
-                .read(|state| split_in_progress(state, request.shard_id, request.id))
-                .ok_or_else(|| format!("this node does not know split {} yet", request.id))?;
-            let moved = topics.iter().flat_map(|topic| topic.moved_by(request.shard_id, rule));
-            Ok::<_, String>(moved.map(|id| id.0).collect())
+            let streams = self.split_streams(request.shard_id, request.id);
+            streams.ok_or_else(|| format!("this node does not know split {} yet", request.id))
         })?;
         shard.split_records(request, moved).await
     }
-}
 
-/// Returns the rule of a split in progress, and the topics from which it takes partitions.
-fn split_in_progress(
-    state: &ClusterState,
-    parent: u64,
-    id: u64,
-) -> Option<(SplitRule, Vec<Arc<TopicInfo>>)> {
-    let mut splits = state.members().placement()?.splits().map(|(_, split)| split);
-    let split = splits.find(|split| (split.parent, split.id) == (parent, id))?;
-    Some((split.rule, state.topics("").cloned().collect()))
+    /// Returns the streams that a split in progress moves; `None` if this node's copy of the
+    /// cluster's state has no such split.
+    fn split_streams(&self, parent: u64, id: u64) -> Option<HashSet<u64>> {
+        let (rule, topics) = self.machine().read(|state| {
+            let mut splits = state.members().placement()?.splits().map(|(_, split)| split);
+            let split = splits.find(|split| (split.parent, split.id) == (parent, id))?;
+            Some((split.rule, state.all_topics().cloned().collect::<Vec<_>>()))
+        })?;
+        let moved = topics.iter().flat_map(|topic| topic.moved_by(parent, rule));
+        Some(moved.map(|id| id.0).collect())
+    }
 }
 
 #[cfg(test)]

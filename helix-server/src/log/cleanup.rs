@@ -1,6 +1,6 @@
 //! Progress of a partition's compaction by key, as its shard's log has decided it.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 
 use super::{Partition, PartitionId, ShardState};
 
@@ -130,6 +130,19 @@ impl ShardState {
         self.cleanup.partitions.iter().filter_map(|id| self.partition(*id))
     }
 
+    /// Returns a fingerprint of the tombstones that replicas may have removed from these streams; 0
+    /// if there are none. It changes with each round that lets more of them go.
+    pub fn forgotten(&self, streams: &HashSet<u64>) -> u64 {
+        let rounds = self.partitions_with_rounds().map(|it| (it.id.0, it.cleanup.tombstones_below));
+        let removed = rounds.filter(|(id, below)| *below > 0 && streams.contains(id));
+        removed.fold(0, |sum, (id, below)| {
+            let mut row = [0; 16];
+            row[..8].copy_from_slice(&id.to_le_bytes());
+            row[8..].copy_from_slice(&below.to_le_bytes());
+            sum.wrapping_add(u64::from(crc32fast::hash(&row)) + 1)
+        })
+    }
+
     /// Returns the partitions of compacted topics.
     pub fn compacted_partitions(&self) -> impl Iterator<Item = &Partition> {
         self.cleanup.topics.iter().flat_map(|topic_id| self.topic_partitions(*topic_id))
@@ -248,8 +261,11 @@ mod tests {
             Head::Shard(clean_up(80, 40)),
             Head::Shard(cleaned(80, 9_000)),
         ];
+        let (own, other) = ([1].into(), [2].into());
         for (index, head) in (1..).zip(&heads) {
             state.apply(index, head, &mut Effects::default());
+            assert_eq!(state.forgotten(&own) == 0, index < 7, "tombstones go at entry 7");
+            assert_eq!(state.forgotten(&other), 0);
             assert_eq!(state.compacted_partitions().count(), 1);
             assert_eq!(state.partitions_with_rounds().count(), usize::from(index >= 3));
         }

@@ -70,7 +70,7 @@ impl ShardState {
     }
 
     /// Returns the partitions that a split moves, sorted by id.
-    pub(super) fn moved_by(&self, rule: SplitRule) -> BTreeSet<PartitionId> {
+    pub fn moved_by(&self, rule: SplitRule) -> BTreeSet<PartitionId> {
         let mut moved = BTreeSet::new();
         for (topic_id, topic) in &self.topics {
             let old = topic.partitions.iter().filter(|(_, id)| id.0 < rule.ids_below);

@@ -254,6 +254,12 @@ impl Building {
         }
         if self.log.checkpoint.is_none() {
             let found = self.fetch(node).await?;
+            if !self.records.agrees(found.forgotten).await.map_err(failed)? {
+                let shard_id = self.new.shard_id;
+                tracing::info!(shard_id, "tombstones were removed, copying the records again");
+                self.state.clear();
+                return Ok(Duration::ZERO);
+            }
             let begins = LogId { term: found.term, index: found.index };
             let is_sealed = begins.index > 0;
             if !found.records.is_empty() {

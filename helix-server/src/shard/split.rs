@@ -35,16 +35,17 @@ impl Shard {
         }
         // Raft's number is never above that of the state, which has all partitions up to there.
         let applied = self.replica().applied();
-        let (split, has_ended) = self.read_state(|state| {
+        let (split, has_ended, forgotten) = self.read_state(|state| {
             let split = state.split().filter(|split| split.id == request.id).cloned();
-            (split, state.ended_split() >= request.id)
+            // Before the records are read: what they lack later, a later response says.
+            (split, state.ended_split() >= request.id, state.forgotten(&moved))
         });
         if has_ended {
             return Err(format!("split {} of shard {} has ended", request.id, self.id()));
         }
         let split = split.filter(|split| split.index <= applied);
         let upto = split.as_ref().map_or(applied, |split| split.index);
-        let mut found = SplitRecords { applied, ..SplitRecords::default() };
+        let mut found = SplitRecords { applied, forgotten, ..SplitRecords::default() };
         if let Some(split) = &split {
             (found.term, found.index) = (split.term, split.index);
         }

@@ -21,18 +21,43 @@ pub struct SplitLog {
     staged: Arc<Mutex<StagedRecords>>,
     /// Every record that moves, up to this entry of the parent, is here.
     upto: u64,
+    /// Fingerprint of the tombstones that the sources may have removed. `None` after a restart.
+    forgotten: Option<u64>,
 }
 
 impl SplitLog {
     pub fn new(wal: Wal, reads: DiskReads) -> Self {
         let mut staged = StagedRecords::recover(&wal);
         let (upto, _) = staged.prepare(&wal, 0, u64::MAX);
-        Self { wal, reads, staged: Arc::new(Mutex::new(staged)), upto }
+        Self { wal, reads, staged: Arc::new(Mutex::new(staged)), upto, forgotten: None }
     }
 
     /// Returns the last entry of the parent up to which every record that moves is here.
     pub fn upto(&self) -> u64 {
         self.upto
+    }
+
+    /// Takes a source's fingerprint of the tombstones that it may have removed. If it is not the one
+    /// of the records that are here, discards them and returns `false`.
+    ///
+    /// They may have values from before the tombstones went. Every replica of the parent has
+    /// removed those, so that nothing would ever say that they were deleted.
+    ///
+    /// # Errors
+    /// The reason in words. The call can be repeated.
+    pub async fn agrees(&mut self, forgotten: u64) -> Result<bool, String> {
+        let is_same = match self.forgotten {
+            Some(known) => known == forgotten,
+            None => self.upto == 0 || forgotten == 0,
+        };
+        if !is_same {
+            let (wal, staged) = (self.wal.clone(), self.staged.clone());
+            let discard = move || lock(&staged).clear(&wal);
+            self.reads.wait(discard).await.map_err(|error| error.to_string())?;
+            self.upto = 0;
+        }
+        self.forgotten = Some(forgotten);
+        Ok(is_same)
     }
 
     /// Adds an encoded response with the records after [`Self::upto`], up to `at` at most. Returns
@@ -90,5 +115,43 @@ impl SplitLog {
         let installed = self.reads.wait(install).await.map_err(|error| error.to_string())?;
         installed.map_err(|error| error.to_string())?;
         Ok(checkpoint)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use helix_wal::Options;
+
+    use super::super::records::live_entry;
+    use super::super::records::tests::live_at;
+    use super::*;
+
+    fn records(index: u64) -> Vec<u8> {
+        let entries = vec![live_entry(live_at(index, index * 3))];
+        let records = pb::Records { entries, upto: index, bytes_left: 0, compacted_upto: 0 };
+        records.encode_to_vec()
+    }
+
+    /// A value that was copied before its tombstone went would stay for ever.
+    #[tokio::test]
+    async fn records_from_before_tombstones_went_are_copied_again() {
+        let wal = Wal::open_memory(Options::default());
+        let mut log = SplitLog::new(wal.clone(), DiskReads::new(true));
+        assert!(log.agrees(7).await.unwrap(), "nothing is here yet");
+        log.add(&records(5), 9).await.unwrap();
+        assert!(log.agrees(7).await.unwrap());
+        assert_eq!(log.upto(), 5);
+        assert!(!log.agrees(8).await.unwrap());
+        assert_eq!(log.upto(), 0, "discarded");
+        log.add(&records(5), 9).await.unwrap();
+        assert!(log.agrees(8).await.unwrap());
+
+        // What was copied before a restart may be from before the tombstones went.
+        log.forgotten = None;
+        assert!(log.agrees(0).await.unwrap(), "none have gone");
+        assert_eq!(log.upto(), 5);
+        log.forgotten = None;
+        assert!(!log.agrees(8).await.unwrap());
+        assert_eq!(log.upto(), 0);
     }
 }
