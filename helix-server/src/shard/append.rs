@@ -7,7 +7,6 @@ use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use helix_proto::batch as wire_batch;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 use tokio_util::sync::WaitForCancellationFutureOwned;
@@ -200,8 +199,8 @@ impl Shard {
             }
             _ => (None, None),
         };
-        let crc_seed = wire_batch::crc_seed(head.version, head.record_count, head.compression);
-        let payload = helix_wal::Payload { crc: batch.crc, crc_seed, bytes: batch.payload };
+        let payload =
+            helix_wal::Payload { crc: batch.crc, crc_seed: crc_seed(&head), bytes: batch.payload };
         let record_count = head.record_count;
         let command = Command { head: Head::Batch(head), payload, guard: None };
         let guard = Arc::new(ProposalGuard::new(permit.0, written, batch.stamps));
@@ -285,6 +284,15 @@ impl Shard {
             },
         }
     }
+}
+
+/// Returns the checksum of a batch's fields, which its payload continues.
+fn crc_seed(head: &BatchHead) -> u32 {
+    let mut hasher = crc32fast::Hasher::new();
+    hasher.update(&head.version.to_le_bytes());
+    hasher.update(&head.record_count.to_le_bytes());
+    hasher.update(&head.compression.to_le_bytes());
+    hasher.finalize()
 }
 
 fn acknowledge(shard: &Weak<Shard>, verdict: Verdict, durability: Durability) -> Result<BatchAck> {
