@@ -37,8 +37,8 @@ impl SplitLog {
         self.upto
     }
 
-    /// Takes a source's fingerprint of the tombstones that it may have removed. If it is not the one
-    /// of the records that are here, discards them and returns `false`.
+    /// Takes a source's fingerprint of the tombstones that it may have removed. If it differs from
+    /// the fingerprint of the records that are here, discards them and returns `false`.
     ///
     /// They may have values from before the tombstones went. Every replica of the parent has
     /// removed those, so that nothing would ever say that they were deleted.
@@ -132,7 +132,7 @@ mod tests {
         records.encode_to_vec()
     }
 
-    /// A value that was copied before its tombstone went would stay for ever.
+    /// A value that was copied before its tombstone went would stay permanently.
     #[tokio::test]
     async fn records_from_before_tombstones_went_are_copied_again() {
         let wal = Wal::open_memory(Options::default());
@@ -146,7 +146,7 @@ mod tests {
         log.add(&records(5), 9).await.unwrap();
         assert!(log.agrees(8).await.unwrap());
 
-        // What was copied before a restart may be from before the tombstones went.
+        // After a restart, the records may be from before the tombstones went.
         log.forgotten = None;
         assert!(log.agrees(0).await.unwrap(), "none have gone");
         assert_eq!(log.upto(), 5);
