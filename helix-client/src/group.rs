@@ -1,13 +1,13 @@
 //! Consumer groups: members that divide the partitions of topics and store their offsets.
 //!
-//! The service assigns partitions. A member starts a partition only once it is assigned, and stops
-//! reading and commits before it gives a partition up, so that a change of members repeats no
-//! record. After a crash, records since the last commit are read again: at least once.
+//! The service assigns partitions. A member reads a partition only while it is assigned. Before it
+//! releases a partition, it stops reading and commits, so that a change of members repeats no
+//! record. After a crash, the records since the last commit are read again (at least once).
 //!
-//! One background task sends heartbeats and commits. Everything else happens in the calls of
-//! [`GroupConsumer`], so that a partition never moves while the application works on its records,
-//! except at the limits that [`GroupConsumerBuilder::release_timeout`] and
-//! [`GroupConsumerBuilder::session_timeout`] state.
+//! One background task sends heartbeats and commits. Everything else happens in calls of
+//! [`GroupConsumer`], so a partition does not move while the application works on its records. The
+//! exceptions are the limits of [`GroupConsumerBuilder::release_timeout`] and
+//! [`GroupConsumerBuilder::session_timeout`].
 
 mod builder;
 mod committer;
@@ -28,7 +28,7 @@ pub use committer::OffsetToCommit;
 pub use consumer::GroupConsumer;
 
 impl Client {
-    /// Returns the settings of a member of this group, with their defaults.
+    /// Returns a builder for a member of this group, with default settings.
     ///
     /// ```no_run
     /// # async fn read(client: helix_client::Client) -> helix_client::Result<()> {
@@ -49,11 +49,11 @@ impl Client {
 /// A partition that a group assigns to its members.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct AssignedPartition {
-    /// Topic.
+    /// Name of the topic.
     pub topic: String,
     /// Partition.
     pub partition: u32,
-    /// Id of the topic. A topic that is deleted and created again has other partitions.
+    /// Id of the topic. A topic that is deleted and created again has a new id.
     pub topic_id: u64,
 }
 
@@ -105,7 +105,7 @@ impl GroupKey {
     }
 }
 
-/// One ownership of a partition: another one begins when it is assigned again.
+/// One ownership of a partition. Each assignment of the partition begins a new one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 struct OwnershipId(u64);
 
@@ -124,8 +124,8 @@ pub enum GroupEvent<T> {
     /// These partitions were assigned. The next call starts to read them at the group's offsets,
     /// unless [`GroupConsumer::seek`] has set others.
     Assigned(Vec<AssignedPartition>),
-    /// These partitions move to other members. Their offsets can still be committed; the next call
-    /// releases them. No more records of them follow.
+    /// These partitions move to other members, and no more of their records follow. Their offsets
+    /// can still be committed; the next call releases the partitions.
     Revoked(Vec<AssignedPartition>),
     /// These partitions were lost: the service removed the member, or did not respond for the
     /// session timeout. Other members may read them already, so their offsets can no longer be
@@ -136,17 +136,17 @@ pub enum GroupEvent<T> {
 /// Start in partitions where the group has no usable offset.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum StartPolicy {
-    /// The first readable record where the group has never committed, which skips nothing. Else
-    /// fail with `OFFSET_OUT_OF_RANGE` if retention has overtaken the offset, or with
-    /// `TOPIC_RECREATED` if it belongs to an earlier topic of the same name.
+    /// Start at the first readable record if the group has never committed, which skips nothing.
+    /// Otherwise fail: with `OFFSET_OUT_OF_RANGE` if retention has overtaken the offset, or with
+    /// `TOPIC_RECREATED` if the offset belongs to an earlier topic of the same name.
     #[default]
     Safe,
-    /// Fail also with `NO_COMMITTED_OFFSET` where the group has never committed.
+    /// Like `Safe`, but also fail with `NO_COMMITTED_OFFSET` if the group has never committed.
     Fail,
-    /// The first readable record.
+    /// Start at the first readable record.
     Earliest,
-    /// The end: only new records, also in partitions that are added later. The end is committed, so
-    /// that a restart skips nothing.
+    /// Start at the end: read only new records, also in partitions that are added later. The start
+    /// is committed, so that a restart skips nothing.
     Latest,
 }
 

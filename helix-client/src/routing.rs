@@ -33,7 +33,7 @@ const FAILED_ROUND_AGE_MAX: Duration = Duration::from_millis(50);
 
 /// Age up to which a successful query round is reused.
 ///
-/// Shorter, so that leaders that move one after the other are each looked up.
+/// Short, so that leaderships that move one after the other are all found.
 const GOOD_ROUND_AGE_MAX: Duration = Duration::from_millis(5);
 
 /// A connection to a partition's leader or, for reads from any replica, to a replica.
@@ -63,7 +63,7 @@ pub(crate) struct Routing {
     turn: AtomicUsize,
 }
 
-/// Goal of a query round, which ends with the first response that provides it.
+/// Goal of a query round. The round stops at the first response that provides it.
 enum RouteQuery<'a> {
     /// The leader of a partition.
     Leader(&'a str, u32),
@@ -106,8 +106,8 @@ impl RouteQuery<'_> {
         }
     }
 
-    /// Returns true if this node can provide the result. A silent leader is not asked whether it
-    /// has been replaced.
+    /// Returns true if this node can provide the result. The silent leader itself is not asked
+    /// whether it has been replaced.
     fn concerns(&self, address: &str) -> bool {
         !matches!(*self, Self::LeaderChange { from, .. } if from.connection.address() == address)
     }
@@ -202,7 +202,7 @@ impl Routing {
         Some((table.topic_id(topic), table.partition_count(topic)?))
     }
 
-    /// Returns some node, rotating over all with each call and offset by `turn`.
+    /// Returns a node, rotating over all nodes with each call; `turn` is added to the rotation.
     pub(crate) fn any(&self, turn: usize) -> Result<Connection> {
         let addresses = self.addresses();
         let turn = turn.wrapping_add(self.next_turn());
@@ -245,7 +245,7 @@ impl Routing {
         self.addresses().iter().any(|other| other != address)
     }
 
-    /// Learns the node that a removed one names.
+    /// Learns the node that a removed node names in its error.
     pub(crate) fn learn_other_node(&self, error: &Error) {
         if self.config.leave_removed_nodes
             && let Some(hint) = &error.leader
@@ -254,7 +254,7 @@ impl Routing {
         }
     }
 
-    /// Returns true if the client knows a single address.
+    /// Returns true if the client knows only one address.
     pub(crate) fn has_one_address(&self) -> bool {
         self.addresses().len() == 1
     }
@@ -321,7 +321,7 @@ impl Routing {
         self.table().forget_topic(topic);
     }
 
-    /// Queries the cluster for `query`, or reuses a round that ran meanwhile or just before.
+    /// Queries the cluster for `query`. Reuses a round that has run since the call or just before.
     async fn refresh(&self, query: RouteQuery<'_>) -> Result<()> {
         let rounds_before = self.table().rounds;
         let _one_at_a_time = self.querying.lock().await;
@@ -332,8 +332,8 @@ impl Routing {
                 false => FAILED_ROUND_AGE_MAX,
             };
             if table.rounds != rounds_before || is_recent(&table, age_max) {
-                // If no node responded, another round would only add its timeouts to those of all
-                // callers that wait here.
+                // If no node responded, another round would only add its timeouts to the wait of
+                // all callers.
                 if let Some(failure) = &table.round_failure {
                     return Err(failure.clone());
                 }
@@ -345,7 +345,7 @@ impl Routing {
         self.run_round(query).await
     }
 
-    /// Queries for a new leader, unless a round has ended within `age_max`.
+    /// Queries for a new leader, unless a round has finished within `age_max`.
     async fn probe(&self, query: RouteQuery<'_>, age_max: Duration) {
         let _one_at_a_time = self.querying.lock().await;
         if !is_recent(&self.table(), age_max) {
@@ -389,7 +389,7 @@ impl Routing {
             } else if responses.is_empty() {
                 return self.conclude(query, round);
             }
-            // After the last node, a response without the result is not held back for long.
+            // After the last node, a response without the result waits for the others only briefly.
             let is_hedged = remaining.len() > 0 || round.has_response;
             let (address, response) = tokio::select! {
                 Some(response) = responses.next() => response,
@@ -426,7 +426,7 @@ impl Routing {
                 if error.origin != Origin::Service {
                     self.connections.forget_socket(&address);
                 }
-                // One malformed address must not hide that the other nodes may recover.
+                // A final error, such as a malformed address, must not replace a retryable one.
                 if round.failure.as_ref().is_none_or(|failure| !failure.retryable) {
                     round.failure = Some(error);
                 }
@@ -448,7 +448,7 @@ impl Routing {
         is_known
     }
 
-    /// Ends a round in which no node provided the result.
+    /// Concludes a round in which no node provided the result.
     fn conclude(&self, query: &RouteQuery<'_>, round: &mut QueryRound) -> Result<()> {
         if round.has_response {
             self.table().change_preferred();
@@ -568,7 +568,7 @@ struct QueryRound {
     has_response: bool,
     /// The first response of another cluster.
     foreign: Option<(Metadata, Connection)>,
-    /// The last failure of a node.
+    /// The first retryable failure of a node, or the last failure if none is retryable.
     failure: Option<Error>,
 }
 

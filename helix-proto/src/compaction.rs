@@ -1,6 +1,6 @@
-//! Compaction by key of one batch: which records it has, and the same batch with fewer of them.
+//! Compaction by key of one batch: shows its records, and builds the batch with fewer of them.
 //!
-//! Pure functions over bytes. Which record is the latest of its key is the server's concern.
+//! Pure functions over bytes. The server decides which record is the latest of its key.
 
 use std::ops::Range;
 
@@ -28,8 +28,8 @@ pub struct BatchParts {
     pub record_count: u32,
     /// Number of the codec.
     pub compression: i32,
-    /// Size of the decompressed payload of a compressed batch, and of the `RecordList` that a batch
-    /// of version 2 converts to.
+    /// Size of the decompressed payload of a compressed batch. For a batch of version 2, the size
+    /// of the `RecordList` to which it converts.
     pub uncompressed_bytes: u32,
     /// Checksum over the fields above and the payload.
     pub crc: u32,
@@ -71,7 +71,7 @@ impl From<EncodedBatch> for BatchParts {
 pub struct KeyedRecord<'a> {
     /// Number in the batch as it is stored, from 0.
     pub number: u32,
-    /// `None` in batches that are older than the topic's setting.
+    /// Key; `None` in batches that are older than the topic's compaction setting.
     pub key: Option<&'a [u8]>,
     /// A keyed record without value is a tombstone.
     pub has_value: bool,
@@ -98,7 +98,7 @@ pub enum RecordFate {
 /// Result of [`compact`].
 #[derive(Debug, Clone, PartialEq)]
 pub enum CompactedBatch {
-    /// Every record stays, also those that may go: the batch would be larger without them.
+    /// Every record stays: none is to go, or the batch would be larger without those that may.
     Unchanged,
     /// No record stays.
     Empty,
@@ -141,8 +141,9 @@ pub enum CompactError {
 }
 
 impl CompactError {
-    /// Returns whether the bytes are as they were written, but no list of records, so that no
-    /// reader can decode them. Such batches are stored where records are not validated.
+    /// Returns whether the checksum matches but the payload is not a list of records.
+    ///
+    /// Readers cannot decode such a batch. It is stored where records are not validated.
     pub fn is_no_record_list(&self) -> bool {
         match self {
             Self::Decompress(_) | Self::Scan(_) | Self::Record { .. } | Self::Kafka(_) => true,
@@ -153,7 +154,8 @@ impl CompactError {
 
 /// Verifies the checksum of a batch and shows each of its records to `visit`, in order.
 ///
-/// Stops when `visit` returns false. Shows none of a batch that fails.
+/// Stops when `visit` returns false. Checks the whole batch first: a batch that fails shows no
+/// record.
 ///
 /// # Errors
 /// See [`CompactError`]; the same batch fails again.
@@ -179,11 +181,12 @@ pub fn visit_records(
 
 /// Verifies the checksum of a batch, and builds the batch without the records that `judge` removes.
 ///
-/// The bytes of the others are copied unchanged, under a new checksum. A compressed batch is
-/// compressed again with its codec. If that takes more bytes than before, because the producer
-/// compressed harder, it is compressed as hard as possible, or stored uncompressed. `payload_max`
-/// returns the most bytes for a payload with the records of these numbers. If no form fits, records
-/// that may go stay, and records that must go make the batch larger.
+/// The bytes of the records that stay are copied unchanged, under a new checksum. A compressed
+/// batch is compressed again with its codec. `payload_max` returns the size limit of the new
+/// payload, for the numbers of the records that stay. If the new payload is over that limit,
+/// because the producer compressed harder, it is compressed as hard as possible, or stored
+/// uncompressed. If no form fits, records that may go stay, and records that must go make the batch
+/// larger.
 ///
 /// # Errors
 /// See [`CompactError`]; the same batch fails again.
@@ -232,9 +235,10 @@ pub fn compact(
 }
 
 impl Codecs {
-    /// Returns the first form of a batch that has at most `payload_max` bytes, and true; else the
-    /// smallest one, and false. A form with the batch's codec is preferred, so that the next
-    /// compaction uses it too.
+    /// Returns the first form of a batch that has at most `payload_max` bytes, and true.
+    ///
+    /// If none fits, returns the smallest form, and false. The form with the batch's codec comes
+    /// first, so that the next compaction uses that codec, too.
     fn smallest(
         &mut self,
         plain: EncodedBatch,
@@ -278,7 +282,7 @@ fn verified_payload<'a>(
     Ok((decompressor.decompress(codec, &batch.payload, bytes)?, Some(codec)))
 }
 
-/// Iterates over the records of a verified payload, and checks that it has as many as stated.
+/// Iterates over the records of a verified payload, and checks their stated number.
 struct Walk<'a> {
     payload: &'a [u8],
     walk: batch::Walk<'a>,
@@ -414,7 +418,7 @@ mod tests {
         assert!(matches!(refused(&no_record), CompactError::Record { number: 0, .. }));
         assert!(refused(&no_record).is_no_record_list());
         assert!(!refused(&damaged).is_no_record_list());
-        // The first record is one.
+        // The first three records are valid.
         let bytes = [&good.payload[..], &[0x0A, 2, 0x08, 1]].concat();
         let late = batch::from_payload(4, Bytes::from(bytes));
         assert!(matches!(refused(&late), CompactError::Record { number: 3, .. }));

@@ -36,7 +36,7 @@ pub(super) fn response<'a>(
     Ok(fetched)
 }
 
-/// Checks that data is from the expected topic. 0 is an id that is not known.
+/// Checks that data is from the expected topic. An id of 0 is unknown and matches any topic.
 ///
 /// # Errors
 /// `TOPIC_RECREATED`.
@@ -62,7 +62,7 @@ pub(super) fn batches(
         verify(stored, &data)?;
     }
     Ok(Batches {
-        // After clamping, the service's start may be below the requested one.
+        // If the service clamped the position, its start may be below the requested offset.
         start_offset: match requested {
             Some(requested) if requested <= data.next_offset => requested.max(data.start_offset),
             _ => data.start_offset,
@@ -96,8 +96,7 @@ pub(super) fn records(batches: Batches) -> Result<Records> {
     }
 }
 
-/// Like [`readable`], but fails only if there is no record before the first batch that is not
-/// decodable.
+/// Like [`readable`], but fails only if the first undecodable batch has no records before it.
 ///
 /// # Errors
 /// `UNDECODABLE_BATCH`, with the partition.
@@ -110,9 +109,9 @@ pub(super) fn available(batches: Batches, skips: bool) -> Result<Records> {
     }
 }
 
-/// Decodes the records up to the first batch that is not decodable, and returns its error.
+/// Decodes the records up to the first undecodable batch, and returns the error of that batch.
 ///
-/// With `skips` such batches are skipped and listed instead.
+/// With `skips`, undecodable batches are skipped and listed instead.
 pub(crate) fn readable(batches: Batches, skips: bool) -> (Records, Option<Error>) {
     let Batches {
         topic,
@@ -164,7 +163,7 @@ fn decode(of: &Records, stored: &StoredBatch) -> Result<Vec<ConsumedRecord>> {
     let append_time = match stored.append_time.map(helix_proto::time::system_time) {
         None => SystemTime::UNIX_EPOCH,
         Some(Ok(time)) => time,
-        // The checksum does not cover it.
+        // The checksum does not cover the append time.
         Some(Err(error)) => {
             return Err(corrupt(&of.topic, of.partition, stored.first_offset, &error));
         }

@@ -1,19 +1,19 @@
-//! Groups partitions into requests: those of one node, as many as one request may name.
+//! Groups partitions by node into requests of limited size.
 
 use std::collections::HashMap;
 
 use crate::routing::Route;
 
-/// Most partitions in one request: the limit of the service.
+/// Maximum number of partitions in one request: the limit of the service.
 const PARTITIONS_PER_REQUEST_MAX: usize = 10_000;
 
-/// Most bytes of the partitions in one request.
+/// Maximum bytes of the partitions in one request.
 ///
-/// A message without records may have 1 MiB, and a node counts it 64 times against the 16 MiB that
-/// the requests of one connection may take.
+/// A message without records may have 1 MiB. A node counts it 64 times against the 16 MiB limit for
+/// the requests of one connection.
 const REQUEST_BYTES_MAX: usize = 128 << 10;
 
-/// Partitions that are named in one request to one node.
+/// Partitions of one request to one node.
 #[derive(Debug)]
 pub(crate) struct NodeGroup {
     /// Route to the first member.
@@ -26,7 +26,7 @@ pub(crate) struct NodeGroup {
     bytes: usize,
 }
 
-/// Groups in the order of their first members.
+/// Groups of partitions, in the order of their first members.
 #[derive(Debug, Default)]
 pub(crate) struct NodeGroups {
     pub(crate) list: Vec<NodeGroup>,

@@ -1,4 +1,4 @@
-//! Turns of partitions: a node serves a limited number at the same time.
+//! Turns of partitions, because a node serves a limited number of them at the same time.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -7,8 +7,8 @@ use std::time::Duration;
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::sleep;
 
-/// Partitions that one call or subscription reads at the same time. A node with the default memory
-/// limit serves 32,768 to all its clients.
+/// Maximum number of partitions that one call or subscription reads at the same time. A node with
+/// the default memory limit serves 32,768 to all its clients.
 pub(super) const PARTITIONS_READ_MAX: usize = 20_000;
 
 /// Length of a turn while other partitions wait for theirs.
@@ -18,7 +18,7 @@ pub(super) const TURN: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(super) struct ReadTurns {
     partitions: Semaphore,
-    /// Turns that should end, because other partitions wait.
+    /// Number of turns to give up, because other partitions wait.
     wanted: AtomicUsize,
 }
 
@@ -29,8 +29,8 @@ impl Default for ReadTurns {
 }
 
 impl ReadTurns {
-    /// Waits for a turn of this many partitions, in the order of the calls. It ends with the drop
-    /// of the permit.
+    /// Waits for a turn of this many partitions, in the order of the calls. Dropping the permit
+    /// gives the turn up.
     pub(super) async fn take(&self, partitions: usize) -> Option<SemaphorePermit<'_>> {
         let count = u32::try_from(partitions.min(PARTITIONS_READ_MAX)).unwrap_or(u32::MAX);
         if let Ok(permit) = self.partitions.try_acquire_many(count) {
@@ -39,7 +39,8 @@ impl ReadTurns {
         let acquired = self.partitions.acquire_many(count);
         tokio::pin!(acquired);
         loop {
-            // The turns that end may have had fewer partitions: then another one must end.
+            // A turn that was given up may have had too few partitions, so one more has to be given
+            // up.
             self.wanted.fetch_add(1, Ordering::Relaxed);
             tokio::select! {
                 // An error would mean that the semaphore is closed, which it never is.
@@ -54,7 +55,7 @@ impl ReadTurns {
         self.wanted.load(Ordering::Relaxed) > 0
     }
 
-    /// Returns true if the caller's turn should end for partitions that wait.
+    /// Returns true if the caller has to give up its turn for partitions that wait.
     pub(super) fn give_up_turn(&self) -> bool {
         let less = |wanted: usize| wanted.checked_sub(1);
         self.wanted.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_ok()

@@ -58,8 +58,9 @@ impl ReplicaSelector {
 
     /// Returns the index of the chosen node, or `None` if `nodes` is empty.
     ///
-    /// Prefers the preferred node, then the next in turn without a failure, first of those that are
-    /// near, then the one whose last failure is the oldest.
+    /// Prefers nodes without a failure since the last progress, in this order: the preferred node,
+    /// the next near node in turn, the next node in turn. If all have failed, chooses the node
+    /// whose last failure is the oldest.
     fn choose(&self, nodes: &[u64], is_near: impl Fn(u64) -> bool) -> Option<usize> {
         let is_healthy = |node: &u64| !self.failed.contains(node);
         let preferred = nodes.iter().position(|node| Some(*node) == self.preferred_node);

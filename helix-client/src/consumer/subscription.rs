@@ -63,13 +63,13 @@ pub enum Event<T> {
     },
 }
 
-/// An open subscription. Dropping it ends it.
+/// An open subscription. Dropping it closes it.
 #[derive(Debug)]
 pub struct Subscription {
     events: mpsc::Receiver<Result<Event<Batches>>>,
     tasks: Arc<Mutex<JoinSet<()>>>,
     skips_undecodable: bool,
-    /// Error of a batch after records that were returned.
+    /// Error of an undecodable batch, returned after the records before it.
     failure: Option<Error>,
 }
 
@@ -102,10 +102,10 @@ impl Subscription {
         Self { events, tasks, skips_undecodable, failure: None }
     }
 
-    /// Returns the next event, or `None` after the end.
+    /// Returns the next event, or `None` once the subscription is complete or has failed.
     ///
-    /// A subscription ends when every partition has reached its `until`, or after an error. Waits
-    /// without a limit for new records; dead connections are detected and replaced meanwhile.
+    /// A subscription is complete when every partition has reached its `until`. Waits without a
+    /// limit for new records. Dead connections are detected and replaced automatically.
     ///
     /// Cancel safe: no event is lost if the future is dropped.
     ///
@@ -231,7 +231,8 @@ impl StreamTask {
             }
             let error = match end {
                 StreamEnd::Dropped => return,
-                // By contract, every partition has reached its end; it may have started there.
+                // By contract, the service closes the stream once every partition has reached its
+                // end. Partitions may have started there.
                 StreamEnd::Ended if self.cursors.iter().all(|it| it.start.until.is_some()) => {
                     return;
                 }
@@ -256,9 +257,9 @@ impl StreamTask {
         }
     }
 
-    /// Keeps the partitions of one request to one node and spawns tasks for the others.
+    /// Keeps the partitions of one request to one node, and spawns tasks for the others.
     ///
-    /// Partitions without a route get a task too, so that the others do not wait for them.
+    /// Partitions without a route get a separate task, so that the others do not wait for them.
     async fn split_by_node(&mut self) -> Result<NodeGroup> {
         let mut groups = NodeGroups::default();
         let mut unrouted = Vec::new();
@@ -296,7 +297,7 @@ impl StreamTask {
         Ok(group)
     }
 
-    /// Moves the cursors of a recreated topic to its beginning, if the subscription allows it.
+    /// Moves the cursors of a recreated topic to its first record, if the subscription allows it.
     async fn restart(&mut self, recreated: &RecreatedTopic) -> Restart {
         self.client.shared.routing.forget_topic(&recreated.topic);
         if self.options.on_recreate == OnRecreate::Fail {
@@ -357,7 +358,7 @@ impl StreamTask {
     /// Moves on to another replica, because the last one lags.
     ///
     /// # Errors
-    /// No replica had the records for the time that the options allow.
+    /// The given error, if no replica has had the records for [`ReadOptions::lag_max`].
     async fn move_on(&mut self, error: Error, group: Option<&NodeGroup>) -> Result<()> {
         debug!(partitions = self.cursors.len(), %error, "reading from another replica");
         // A subscription without an end waits until the records exist.
@@ -378,10 +379,10 @@ impl StreamTask {
 
     /// Handles a failure and waits before the next stream.
     ///
-    /// Ends the partitions that a recreated topic no longer has.
+    /// Stops reading partitions that a recreated topic no longer has.
     ///
     /// # Errors
-    /// The failure is final, or no message arrived for the whole request timeout.
+    /// The failure is final, or no message has arrived for the whole request timeout.
     async fn recover(&mut self, error: Error, group: Option<&NodeGroup>) -> Result<()> {
         debug!(partitions = self.cursors.len(), %error, "subscription stream failed");
         let mut error = error.with_may_have_applied(false);
@@ -409,7 +410,8 @@ impl StreamTask {
             RetryDecision::GiveUp => Err(error),
             RetryDecision::Redirect => Ok(()),
             RetryDecision::Wait(wait) => {
-                // The silence after which a stream counts as dead is not part of the timeout.
+                // The timeout begins when a stream counts as dead, after a silence of
+                // `heartbeat_timeout`.
                 let limit = shared.config.request_timeout + shared.config.heartbeat_timeout;
                 if self.healthy_at.elapsed() + wait >= limit {
                     return Err(error);
@@ -421,7 +423,7 @@ impl StreamTask {
     }
 }
 
-/// Returns the error of a stream that ended early, as a stopping server does it.
+/// Returns the error for a stream that the service closed early, for example at a shutdown.
 fn ended() -> Error {
     Error::known(ErrorReason::Draining, "the service ended the stream")
 }

@@ -10,8 +10,9 @@ use super::{GroupConsumer, StartPolicy};
 /// Automatic commits of a group consumer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AutoCommit {
-    /// Commits at this interval, before a partition is released, and at the end. Only records that
-    /// the application has asked beyond are committed, never buffered ones.
+    /// Commits at this interval, before a partition is released, and when the consumer stops. A
+    /// record is committed once the application has asked for the next event; buffered records
+    /// never are.
     Every(Duration),
     /// Commits only on request.
     Off,
@@ -46,7 +47,8 @@ impl GroupConsumerBuilder {
             client,
             group,
             topics: Vec::new(),
-            // Two processes never draw the same id, also if their clients have the same seed.
+            // Random, so that two processes never have the same id, even if their clients have the
+            // same seed.
             member_id: format!("{:016x}{:016x}", draw_seed(), draw_seed()),
             static_name: String::new(),
             client_name: String::new(),
@@ -66,7 +68,7 @@ impl GroupConsumerBuilder {
         self
     }
 
-    /// Adds the topics whose whole names match, also later ones. `*` stands for any characters.
+    /// Adds the topics whose whole names match, including later topics. `*` matches any characters.
     #[must_use]
     pub fn pattern(mut self, pattern: impl Into<String>) -> Self {
         self.topics.push(pattern.into());
@@ -81,9 +83,11 @@ impl GroupConsumerBuilder {
         self
     }
 
-    /// Makes this a static member: partitions stay with the name while a process restarts within
-    /// the session timeout. Joining takes the name over from an earlier process, and
-    /// [`GroupConsumer::close`] does not leave the group.
+    /// Makes this a static member: its partitions stay with the name if the process restarts within
+    /// the session timeout.
+    ///
+    /// Joining takes the name over from an earlier process. [`GroupConsumer::close`] does not leave
+    /// the group.
     #[must_use]
     pub fn static_member(mut self, name: impl Into<String>) -> Self {
         self.static_name = name.into();
@@ -97,16 +101,19 @@ impl GroupConsumerBuilder {
         self
     }
 
-    /// Sets the time without a heartbeat after which the service removes the member, and the
-    /// member stops reading: 1 s to 10 min. Default: 30 s.
+    /// Sets the session timeout: 1 s to 10 min. Default: 30 s.
+    ///
+    /// After this time without a heartbeat, the service removes the member and the member stops
+    /// reading.
     #[must_use]
     pub fn session_timeout(mut self, timeout: Duration) -> Self {
         self.session_timeout = timeout;
         self
     }
 
-    /// Sets the longest time for which a revoked partition waits for the application's next call.
-    /// After that it is lost, and its last records may be read twice. Default: 60 s.
+    /// Sets the longest time that a revoked partition waits for the application's next call.
+    ///
+    /// After that the partition is lost, and its last records may be read twice. Default: 60 s.
     #[must_use]
     pub fn release_timeout(mut self, timeout: Duration) -> Self {
         self.release_timeout = timeout;
@@ -127,18 +134,21 @@ impl GroupConsumerBuilder {
         self
     }
 
-    /// Sets the payload bytes of all partitions to read ahead of the application. One message of
-    /// each node, about 1 MiB, may exceed it, and connections buffer their windows. Default:
-    /// 16 MiB.
+    /// Sets the limit of payload bytes to read ahead, for all partitions. Default: 16 MiB.
+    ///
+    /// One message of each node, about 1 MiB, may exceed the limit, and connections also buffer
+    /// their windows.
     #[must_use]
     pub fn buffer_bytes(mut self, bytes: usize) -> Self {
         self.buffer_bytes = bytes;
         self
     }
 
-    /// Skips batches whose content is not records, and lists them in
-    /// [`Records::undecodable`](crate::Records::undecodable). They are committed as read. Default:
-    /// no, [`GroupConsumer::next`] fails with `UNDECODABLE_BATCH` after the records before.
+    /// Skips batches whose payload is not a list of records. Default: off.
+    ///
+    /// Skipped batches are listed in [`Records::undecodable`](crate::Records::undecodable) and
+    /// committed as read. Otherwise, [`GroupConsumer::next`] fails with `UNDECODABLE_BATCH` after
+    /// the records before the batch.
     #[must_use]
     pub fn skip_undecodable(mut self, skips: bool) -> Self {
         self.skips_undecodable = skips;

@@ -1,8 +1,8 @@
 //! Offsets to commit, and the commits of a member.
 //!
-//! Commits run one after the other and are numbered. All attempts of one have the same number, so
-//! that the service refuses a late copy after a later commit. A partition is released after its
-//! last commit.
+//! Commits run one after the other and are numbered. All attempts of a commit have the same number,
+//! so that the service refuses a late copy that arrives after a later commit. A partition is
+//! released after its last commit.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,11 +20,11 @@ use super::{AssignedPartition, GroupKey, OwnershipId};
 use crate::call_spec::{CallSpec, Repeat};
 use crate::error::{Error, Result};
 
-/// Limits of one request, below those of the service.
+/// Limits of one request, below the limits of the service.
 const OFFSETS_PER_COMMIT_MAX: usize = 1000;
 const COMMIT_BYTES_MAX: usize = 40 << 10;
 
-/// Bytes of an offset in a request without its texts.
+/// Bytes of an offset in a request, without its texts.
 const OFFSET_BYTES: usize = 32;
 
 /// An offset to commit.
@@ -32,20 +32,20 @@ const OFFSET_BYTES: usize = 32;
 pub struct OffsetToCommit {
     /// Partition, which the consumer must own.
     pub partition: AssignedPartition,
-    /// Offset to read next.
+    /// Offset of the next record to read.
     pub offset: u64,
     /// Free text, up to 4 KiB.
     pub metadata: String,
 }
 
 impl OffsetToCommit {
-    /// Returns an offset without a text.
+    /// Creates an offset without metadata.
     pub fn new(partition: impl Into<AssignedPartition>, offset: u64) -> Self {
         Self { partition: partition.into(), offset, metadata: String::new() }
     }
 }
 
-/// An offset of one ownership: after a loss it must not be committed.
+/// An offset of one ownership, which must not be committed after the partition was lost.
 #[derive(Debug, Clone)]
 pub(super) struct OwnedOffset {
     pub(super) ownership: OwnershipId,
@@ -66,7 +66,7 @@ pub(super) struct Committer {
 #[derive(Debug, Default)]
 struct CommitState {
     offsets: BTreeMap<GroupKey, OwnedOffset>,
-    /// Commit without waiting for the interval.
+    /// True to commit without waiting for the interval.
     is_urgent: bool,
     waiters: Vec<oneshot::Sender<Result<()>>>,
     /// Partitions to release once their offsets are committed.
@@ -74,7 +74,7 @@ struct CommitState {
     end: Option<EndRequest>,
     /// Partitions whose offsets were removed since the commit in flight began.
     removed: BTreeSet<GroupKey>,
-    /// No commit follows.
+    /// True once the task has stopped: there are no more commits.
     has_ended: bool,
 }
 
@@ -107,14 +107,16 @@ impl Committer {
             offsets.insert(offset.offset.partition.key(), offset);
             is_first
         };
-        // The time of the next commit follows from the first offset; later ones need no wake-up.
+        // The first offset determines the time of the next commit; later ones need no wake-up.
         if is_first {
             self.wake.notify_one();
         }
     }
 
-    /// Moves an offset that the next commit has already, which is the case for nearly every read.
-    /// Returns false if there is none of this ownership.
+    /// Advances an offset that the next commit already has, which is the case for nearly every
+    /// read.
+    ///
+    /// Returns `false` if the next commit has none of this ownership.
     pub(super) fn advance(&self, key: GroupKey, ownership: OwnershipId, offset: u64) -> bool {
         let mut state = self.state();
         match state.offsets.get_mut(&key) {
@@ -127,8 +129,8 @@ impl Committer {
         }
     }
 
-    /// Removes the offset of a partition that is not committed yet. A commit in flight does not
-    /// bring it back.
+    /// Removes the uncommitted offset of a partition. A failed commit in flight does not restore
+    /// it.
     pub(super) fn remove(&self, key: GroupKey) {
         let mut state = self.state();
         state.offsets.remove(&key);
@@ -141,17 +143,18 @@ impl Committer {
         self.wake.notify_one();
     }
 
-    /// Commits these and all added offsets. The result is that of all of them, also of those in
-    /// flight.
+    /// Commits these offsets and all added ones.
+    ///
+    /// The result covers all of them, and offsets that were in flight.
     pub(super) fn commit_now(
         &self,
         offsets: impl IntoIterator<Item = OwnedOffset>,
     ) -> oneshot::Receiver<Result<()>> {
         let (sender, receiver) = oneshot::channel();
         let mut state = self.state();
-        // Without the lock in between, no commit takes the offsets and leaves the waiter.
+        // Both under one lock, so that no commit takes the offsets but not the waiter.
         state.offsets.extend(offsets.into_iter().map(|it| (it.offset.partition.key(), it)));
-        // Otherwise the receiver learns of the end.
+        // Otherwise the sender is dropped, which fails the receiver.
         if !state.has_ended {
             state.waiters.push(sender);
         }
@@ -160,7 +163,7 @@ impl Committer {
         receiver
     }
 
-    /// Fails all that waits for a commit: the member's task has ended.
+    /// Fails all waiting commits, as the task of the member has stopped.
     pub(super) fn close(&self) {
         let mut state = self.state();
         state.has_ended = true;
@@ -174,7 +177,7 @@ impl Committer {
         self.wake.notify_one();
     }
 
-    /// Commits all added offsets and ends.
+    /// Commits all added offsets, then stops the member.
     pub(super) fn end(&self, request: EndRequest) {
         let mut state = self.state();
         if !state.has_ended {
@@ -184,12 +187,12 @@ impl Committer {
         self.wake.notify_one();
     }
 
-    /// Commits until the end.
+    /// Runs commits until [`Self::end`] was called.
     pub(super) async fn run(&self) -> FinalCommit {
         let mut last_commit = Instant::now();
         // Time before which a failed commit is not repeated.
         let mut repeat_at: Option<Instant> = None;
-        // Failure of the last commit for callers that came while it was in flight.
+        // Error of the last commit, for callers that arrived while it was in flight.
         let mut missed: Option<Error> = None;
         loop {
             let due = self.due(last_commit, repeat_at);
@@ -215,7 +218,7 @@ impl Committer {
                 Err(error) if error.retryable && end.is_none() => {
                     warn!(group = self.membership.group, %error, "repeating a failed commit");
                     repeat_at = Some(last_commit + self.membership.client.config().backoff_max);
-                    // The service counts them as this member's until then.
+                    // The member owns the partitions until the repeated commit.
                     self.state().releases.extend(releases);
                 }
                 _ => {
@@ -257,7 +260,7 @@ impl Committer {
         }
         let interval = match self.auto_commit {
             AutoCommit::Every(interval) => Some(interval),
-            // Offsets of a failed commit: without a time, only a request repeats them.
+            // Without an interval, only a request or `repeat_at` commits again.
             AutoCommit::Off => None,
         };
         let due = interval.and_then(|interval| last_commit.checked_add(interval));
@@ -274,23 +277,25 @@ impl Committer {
         }
     }
 
-    /// Keeps offsets of a failed commit for the next one.
+    /// Keeps offsets of a failed commit for the next one, while the member owns their partitions.
     fn keep(&self, failed: impl IntoIterator<Item = (GroupKey, OwnedOffset)>) {
         let mut state = self.state();
         for (key, offset) in failed {
             let is_wanted =
                 !state.removed.contains(&key) && self.membership.holds(key, offset.ownership);
             if is_wanted {
-                // A later offset replaces it.
+                // A later offset has priority.
                 state.offsets.entry(key).or_insert(offset);
             }
         }
     }
 
-    /// Commits offsets, in several requests if necessary. Keeps those that failed for as long as
-    /// the member has the partition, so that no later commit succeeds without them.
+    /// Commits offsets, in several requests if necessary.
+    ///
+    /// Keeps failed offsets while the member owns their partitions, so that no later commit
+    /// succeeds without them.
     async fn commit(&self, offsets: BTreeMap<GroupKey, OwnedOffset>) -> CommitOutcome {
-        // Read first: it must not be newer than the ownerships.
+        // Read before the ownerships, so that it is not newer than they are.
         let epoch = self.membership.epoch();
         let mut dropped = None;
         let mut is_held = |(key, it): &(GroupKey, OwnedOffset)| {
@@ -301,7 +306,7 @@ impl Committer {
             is_held
         };
         let mut rest: Vec<_> = offsets.into_iter().filter(&mut is_held).collect();
-        // The failure of a single partition.
+        // Error of a single partition.
         let mut failed = None;
         while !rest.is_empty() {
             let count = chunk_len(&rest);
@@ -347,7 +352,8 @@ impl Committer {
         let request = CommitOffsetsRequest {
             group: group.clone(),
             member_id: member_id.clone(),
-            // The same in all attempts: a late one is fenced by a loss or a later commit since.
+            // All attempts have the same epoch and sequence, so a loss or a later commit fences
+            // late ones.
             member_epoch: epoch,
             sequence: self.sequence.fetch_add(1, Ordering::Relaxed) + 1,
             offsets: offsets.iter().map(wire).collect(),
@@ -376,17 +382,17 @@ pub(super) fn not_owned(partition: &AssignedPartition) -> Error {
     error.with_partition(&partition.topic, partition.partition)
 }
 
-/// Returns true if the group continued without the member.
+/// Returns true if the service has removed the member or no longer accepts its epoch.
 fn is_fenced_member(error: &Error) -> bool {
     matches!(error.reason, Some(ErrorReason::UnknownMember | ErrorReason::StaleMemberEpoch))
 }
 
-/// Returns true if the application learns of the failure by a lost partition.
+/// Returns true if the failure reaches the application as a lost partition.
 fn is_fenced(error: &Error) -> bool {
     is_fenced_member(error) || error.is(ErrorReason::PartitionNotOwned)
 }
 
-/// Returns true if the topic of an offset was deleted: the service takes its partitions soon.
+/// Returns true if the topic of an offset was deleted. The service will revoke its partitions.
 fn is_of_gone_topic(error: &Error) -> bool {
     use ErrorReason::{PartitionNotFound, TopicDeleted, TopicNotFound, TopicRecreated};
     matches!(error.reason, Some(TopicNotFound | TopicDeleted | PartitionNotFound | TopicRecreated))

@@ -24,9 +24,10 @@ use crate::error::{Error, Result};
 
 /// A member of a consumer group that reads its partitions.
 ///
-/// Calls of [`GroupConsumer::next`] drive it: call it until the work is done, then
-/// [`GroupConsumer::close`]. A dropped consumer leaves the group in the background, as far as the
-/// runtime still runs; it commits only records that the application had asked beyond.
+/// Calls of [`GroupConsumer::next`] drive the consumer: call it until the work is done, then call
+/// [`GroupConsumer::close`]. A dropped consumer leaves the group in the background, if the runtime
+/// is still running, except a static member. It commits only records that the application has
+/// finished.
 #[derive(Debug)]
 pub struct GroupConsumer {
     membership: Arc<MemberHandle>,
@@ -40,15 +41,15 @@ pub struct GroupConsumer {
     partitions: BTreeMap<GroupKey, ReadPartition>,
     /// Partitions whose start is being resolved.
     starting: JoinSet<Vec<ResolvedStart>>,
-    /// Assigned partitions that the application has learned of in the last call.
+    /// Assigned partitions that the last call has reported to the application.
     assigned: Vec<GroupKey>,
-    /// Revoked partitions that the application has learned of in the last call.
+    /// Revoked partitions that the last call has reported to the application.
     revoked: Vec<(GroupKey, OwnershipId)>,
     /// Partition of the last records.
     yielded: Option<GroupKey>,
     /// Errors of single partitions.
     errors: VecDeque<Error>,
-    /// An error was final, or the consumer was closed.
+    /// True once an error was final.
     has_ended: bool,
     is_closed: bool,
 }
@@ -60,12 +61,12 @@ struct ReadPartition {
     ownership: OwnershipId,
     /// Offset after the last yielded record; `None` until the start is resolved.
     position: Option<u64>,
-    /// Offset that is committed, or that the committer has and keeps until it is.
+    /// Last offset that is committed, or that the committer keeps until it is committed.
     committed: Option<u64>,
     is_paused: bool,
-    /// Not read: its topic is gone, or it has failed.
+    /// Not read, because the topic is gone or the partition has failed.
     is_stopped: bool,
-    /// Not read again: the next call releases it.
+    /// No longer read: the next call releases the partition.
     is_revoked: bool,
 }
 
@@ -74,7 +75,7 @@ impl ReadPartition {
         !self.is_paused && !self.is_stopped && !self.is_revoked
     }
 
-    /// Returns the position for the committer, unless it has it.
+    /// Returns the position for the committer, unless the committer already has it.
     fn take_position(&mut self, key: GroupKey) -> Option<OwnedOffset> {
         let position = self.position.filter(|_| self.position != self.committed)?;
         self.committed = Some(position);
@@ -96,7 +97,7 @@ impl GroupConsumer {
         let membership =
             Arc::new(MemberHandle::new(client.clone(), group, member_id, release_timeout));
         let committer = Arc::new(Committer::new(membership.clone(), builder.auto_commit));
-        // The task ends after the request to end it.
+        // The task stops after an end request to the committer.
         tokio::spawn(run_member(membership.clone(), committer.clone(), settings));
         let queue = Arc::new(FetchQueue::new(builder.buffer_bytes));
         Self {
@@ -119,10 +120,10 @@ impl GroupConsumer {
         }
     }
 
-    /// Returns the next event, or `None` after the end.
+    /// Returns the next event, or `None` after a final error.
     ///
-    /// The call says that the application is done with the last records, and with the partitions of
-    /// the last [`GroupEvent::Revoked`]. Waits without a limit for records.
+    /// A call tells the consumer that the application is done with the last records and with the
+    /// partitions of the last [`GroupEvent::Revoked`]. Waits for records without a limit.
     ///
     /// Cancel safe: no event is lost if the future is dropped.
     ///
@@ -130,10 +131,12 @@ impl GroupConsumer {
     /// An error that names a partition (`topic_partition`) stops only that partition, until a
     /// [`GroupConsumer::seek`]: `OFFSET_OUT_OF_RANGE`, `NO_COMMITTED_OFFSET` and `TOPIC_RECREATED`
     /// as [`StartPolicy`] says, or `CORRUPT_LOG`. `UNDECODABLE_BATCH` follows the records before
-    /// the batch, which can be committed; see [`GroupConsumerBuilder::skip_undecodable`]. A failed
-    /// automatic commit is reported unless it is repeated. Other errors end the consumer: a
-    /// rejected join, `MEMBER_NAME_IN_USE` if another process has taken over the static name,
-    /// `UNIMPLEMENTED` if the cluster has no groups yet.
+    /// the batch, which can be committed; see [`GroupConsumerBuilder::skip_undecodable`].
+    ///
+    /// A failed automatic commit is reported unless it is repeated; it stops nothing.
+    ///
+    /// Other errors are final: a rejected join, `MEMBER_NAME_IN_USE` if another process has taken
+    /// over the static name, `UNIMPLEMENTED` if the cluster has no groups yet.
     pub async fn next(&mut self) -> Option<Result<GroupEvent<Records>>> {
         let batches = match self.next_encoded().await? {
             Ok(GroupEvent::Data(batches)) => batches,
@@ -154,7 +157,7 @@ impl GroupConsumer {
         let error = error.with_partition(&records.topic, records.partition);
         let key = AssignedPartition::from(&records).key();
         if let Some(read) = self.partitions.get_mut(&key) {
-            // The batch is not the application's.
+            // The position stays before the batch, which the application did not get.
             (read.position, read.is_stopped) = (Some(records.next_offset), true);
         }
         self.discard([key]);
@@ -208,8 +211,9 @@ impl GroupConsumer {
         }
     }
 
-    /// Like [`GroupConsumer::next`], but returns only records. Suits applications that keep nothing
-    /// for a partition but its offset.
+    /// Like [`GroupConsumer::next`], but returns only records.
+    ///
+    /// Suits applications whose only state of a partition is its offset.
     ///
     /// # Errors
     /// As [`GroupConsumer::next`].
@@ -233,24 +237,25 @@ impl GroupConsumer {
         self.committer.commit_soon();
     }
 
-    /// Commits all yielded records, including the last ones, and waits until that is durable.
+    /// Commits all yielded records, including the last ones, and waits until the commit is durable.
     ///
     /// # Errors
     /// `PARTITION_NOT_OWNED` or `UNKNOWN_MEMBER` if a partition was lost: other members read its
-    /// records again. Else the last failure, also that of an earlier commit: what failed is part of
-    /// the next commit for as long as the consumer owns the partition. Without a response of the
-    /// group's coordinator within the request timeout, the commit is also repeated later.
+    /// records again. Otherwise the last failure, also of an earlier commit: failed offsets are
+    /// part of the next commit while the consumer owns their partitions. If the coordinator does
+    /// not respond within the request timeout, the commit is repeated later.
     pub async fn commit_sync(&mut self) -> Result<()> {
         let positions = self.take_positions();
         committed(self.committer.commit_now(positions)).await
     }
 
-    /// Commits these offsets, and waits until they are durable. They need not be those of yielded
-    /// records.
+    /// Commits these offsets, and waits until they are durable.
+    ///
+    /// The offsets need not belong to yielded records.
     ///
     /// # Errors
     /// `PARTITION_NOT_OWNED` for a partition that the consumer does not own; nothing is committed.
-    /// Else as [`GroupConsumer::commit_sync`].
+    /// Otherwise as [`GroupConsumer::commit_sync`].
     pub async fn commit_offsets(
         &mut self,
         offsets: impl IntoIterator<Item = OffsetToCommit>,
@@ -269,8 +274,9 @@ impl GroupConsumer {
         committed(self.committer.commit_now(owned)).await
     }
 
-    /// Stops to read these partitions; they stay assigned. Drops their buffered records, which are
-    /// read again after [`GroupConsumer::resume`].
+    /// Pauses these partitions, which stay assigned.
+    ///
+    /// Drops their buffered records, which are read again after [`GroupConsumer::resume`].
     ///
     /// # Errors
     /// `PARTITION_NOT_OWNED`; nothing is paused.
@@ -286,20 +292,22 @@ impl GroupConsumer {
         self.set_paused(partitions, false)
     }
 
-    /// Continues to read a partition at this offset. Commits nothing, and drops an offset of the
-    /// partition that is not committed yet. Also restarts a partition that an error has stopped.
+    /// Continues reading a partition at this offset.
+    ///
+    /// Commits nothing, and drops an uncommitted offset of the partition. Also restarts a partition
+    /// that an error has stopped.
     ///
     /// # Errors
     /// `PARTITION_NOT_OWNED`.
     pub fn seek(&mut self, partition: &AssignedPartition, offset: u64) -> Result<()> {
         self.owned(partition)?;
         let key = partition.key();
-        // The reader must not begin where it left off.
+        // A new reader must start at the offset, not where the old reader stopped.
         self.suspend(key);
         self.discard([key]);
         self.committer.remove(key);
         self.yielded.take_if(|yielded| *yielded == key);
-        // An error that has stopped it does not concern the new position.
+        // Earlier errors of the partition do not concern the new position.
         let named = Some((partition.topic.clone(), partition.partition));
         self.errors.retain(|error| error.topic_partition != named);
         if let Some(read) = self.partitions.get_mut(&key) {
@@ -317,15 +325,17 @@ impl GroupConsumer {
         self.partitions.iter().map(|(key, read)| key.with_topic(&read.topic)).collect()
     }
 
-    /// Returns the offset after the last yielded record of a partition. `None` if the consumer does
-    /// not own the partition, or its start is not known yet.
+    /// Returns the offset after the last yielded record of a partition.
+    ///
+    /// `None` if the consumer does not own the partition, or its start is not known yet.
     pub fn position(&self, partition: &AssignedPartition) -> Option<u64> {
         self.partitions.get(&partition.key())?.position
     }
 
-    /// Returns true while the member has its part of the group's current assignment: no partition
-    /// waits for its release. [`GroupConsumer::assignment`] may then be empty: other members have
-    /// all partitions.
+    /// Returns true while the member has all of its partitions of the current assignment.
+    ///
+    /// None of them waits for a release by another member. If other members have all partitions,
+    /// [`GroupConsumer::assignment`] is empty.
     pub fn is_settled(&self) -> bool {
         self.membership.is_settled()
     }
@@ -345,9 +355,10 @@ impl GroupConsumer {
         self.queue.bytes()
     }
 
-    /// Commits all yielded records, including the last ones, unless automatic commits are off, and
-    /// leaves the group. A static member does not leave: its partitions wait for the next process
-    /// until the session timeout.
+    /// Commits all yielded records, unless automatic commits are off, and leaves the group.
+    ///
+    /// The last records are included. A static member does not leave: its partitions wait for the
+    /// next process until the session timeout.
     ///
     /// # Errors
     /// As [`GroupConsumer::commit_sync`]; the last failure if the coordinator does not respond.
@@ -369,12 +380,12 @@ impl GroupConsumer {
         self.is_closed = true;
         let (sender, receiver) = oneshot::channel();
         self.committer.end(EndRequest { leaves, done: Some(sender) });
-        // Its readers stop first.
+        // Stop the readers before waiting.
         drop(self);
         committed(receiver).await
     }
 
-    /// Treats the last event as done: the application asks for the next one.
+    /// Marks the last event as done, as the application asks for the next one.
     fn finish_last_event(&mut self) {
         if let Some(key) = self.yielded.take()
             && self.is_auto_commit
@@ -386,7 +397,8 @@ impl GroupConsumer {
             for (key, _) in &revoked {
                 self.partitions.remove(key);
             }
-            // Nothing of it may be delivered, also if it was sought or resumed meanwhile.
+            // Drop buffered records even if the partition was sought or resumed after it was
+            // revoked.
             self.read_partitions();
             self.discard(revoked.iter().map(|(key, _)| *key));
             self.committer.release(revoked);
@@ -425,12 +437,12 @@ impl GroupConsumer {
         self.partitions.get(&partition.key()).ok_or_else(|| not_owned(partition))
     }
 
-    /// Returns the positions that the committer does not have, for its next commit.
+    /// Takes the positions that the committer does not have, for its next commit.
     fn take_positions(&mut self) -> Vec<OwnedOffset> {
         self.partitions.iter_mut().filter_map(|(key, read)| read.take_position(*key)).collect()
     }
 
-    /// Adds the position of a partition to the next commit, unless it is there.
+    /// Adds the position of a partition to the next commit, unless the committer already has it.
     fn add_position(&mut self, key: GroupKey) {
         let Some(read) = self.partitions.get_mut(&key) else { return };
         let Some(position) = read.position.filter(|_| read.position != read.committed) else {
@@ -448,7 +460,7 @@ impl GroupConsumer {
         self.queue.discard(&keys);
     }
 
-    /// Stops the reader of a partition for now.
+    /// Stops reading a partition until the next [`Self::read_partitions`].
     fn suspend(&mut self, key: GroupKey) {
         let mut wanted = self.wanted();
         wanted.remove(&key);

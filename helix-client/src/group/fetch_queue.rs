@@ -10,7 +10,7 @@ use super::GroupKey;
 use crate::consumer::Batches;
 use crate::error::Error;
 
-/// Bytes of a message beyond its payloads.
+/// Bytes that a message counts beyond its payloads.
 const MESSAGE_BYTES: usize = 256;
 
 /// A message of a reader.
@@ -18,7 +18,7 @@ const MESSAGE_BYTES: usize = 256;
 pub(super) enum FetchedMessage {
     Data(Batches),
     CaughtUp(GroupKey, Watermarks),
-    /// The reader has ended.
+    /// The reader with this id has failed.
     Failed(u64, Error),
 }
 
@@ -118,7 +118,7 @@ impl FetchQueue {
         self.writable.notify_waiters();
     }
 
-    /// Returns the offset after the last message of a partition, if it has had one.
+    /// Returns the offset after the last message of a partition, if there was one.
     pub(super) fn next_offset(&self, partition: GroupKey) -> Option<u64> {
         self.state().next_offsets.get(&partition).copied()
     }

@@ -14,23 +14,23 @@ use super::membership::{HeartbeatContent, MemberHandle};
 use crate::call_spec::{CallSpec, Repeat};
 use crate::error::{Error, Result};
 
-/// Heartbeat interval if the service states none.
+/// Heartbeat interval if the service does not state one.
 const INTERVAL_DEFAULT: Duration = Duration::from_millis(500);
 
 /// Longest wait of the service for a join's first partitions.
 const JOIN_WAIT_MAX: Duration = Duration::from_secs(3);
 
-/// Longest wait of the service for a change: a third of its longest session.
+/// Longest wait of the service for a change: a third of the longest session timeout.
 const WAIT_MAX: Duration = Duration::from_secs(200);
 
-/// Least limit of one attempt of a heartbeat.
+/// Minimum timeout of one attempt of a heartbeat.
 const ATTEMPT_MIN: Duration = Duration::from_millis(500);
 
-/// Time that a join in flight gets at the end: a join that arrives after the leave adds the member
-/// again.
+/// Longest wait for a join in flight when the member stops. A join that arrives after the leave
+/// would add the member again.
 const JOIN_END_MAX: Duration = Duration::from_secs(2);
 
-/// Fixed part of a member's heartbeats.
+/// Constant part of a member's heartbeats.
 #[derive(Debug, Clone)]
 pub(super) struct MemberSettings {
     pub(super) topics: Vec<String>,
@@ -39,14 +39,14 @@ pub(super) struct MemberSettings {
     pub(super) session_timeout: Duration,
 }
 
-/// Request to end a member.
+/// Request to stop a member.
 #[derive(Debug)]
 pub(super) struct EndRequest {
     pub(super) leaves: bool,
     pub(super) done: Option<oneshot::Sender<Result<()>>>,
 }
 
-/// Runs a member until its consumer ends.
+/// Runs a member until its consumer is closed or dropped.
 pub(super) async fn run_member(
     membership: Arc<MemberHandle>,
     committer: Arc<Committer>,
@@ -85,7 +85,8 @@ pub(super) async fn run_member(
     }
 }
 
-/// Ends the consumer with its member's task, however that ends.
+/// Closes the committer when the task of the member stops, and fails the consumer if it was
+/// unexpected.
 struct MemberGuard<'a> {
     membership: &'a MemberHandle,
     committer: &'a Committer,
@@ -118,8 +119,8 @@ async fn send_heartbeats(membership: &MemberHandle, settings: &MemberSettings) {
     // A static member replaces an earlier process once. A later process that replaced it has
     // priority.
     let mut takes_over = !settings.static_name.is_empty();
-    // A heartbeat was abandoned since the last response. No other one is: frequent changes must not
-    // keep the member from a response until its session ends.
+    // True if a heartbeat was abandoned since the last response. The next one is not abandoned, or
+    // frequent changes would keep the member from a response until its session expires.
     let mut has_abandoned = false;
     loop {
         let report = membership.report();
@@ -148,7 +149,7 @@ async fn send_heartbeats(membership: &MemberHandle, settings: &MemberSettings) {
                 }
                 () = expiry(membership) => {
                     membership.expire(Instant::now());
-                    // Without its session, the heartbeat has no use.
+                    // The session has expired, so the heartbeat is useless.
                     if membership.epoch() != report.epoch {
                         break None;
                     }
@@ -163,7 +164,7 @@ async fn send_heartbeats(membership: &MemberHandle, settings: &MemberSettings) {
                 let interval = response.next_heartbeat.and_then(|it| time::duration(it).ok());
                 let sent_at = *sent_at.lock().unwrap_or_else(PoisonError::into_inner);
                 membership.on_response(report.epoch, sent_at, response);
-                // A time beyond the clock's range is not one of the service.
+                // Ignores an interval beyond the range of the clock.
                 let due = interval.and_then(|interval| sent_at.checked_add(interval));
                 due.unwrap_or(sent_at + INTERVAL_DEFAULT)
             }
@@ -172,7 +173,7 @@ async fn send_heartbeats(membership: &MemberHandle, settings: &MemberSettings) {
                     membership.lose(report.epoch, &error);
                     Instant::now() + membership.client.shared.jitter.draw(u32::MAX)
                 }
-                // A full disk is no reason to give partitions up: space may become free.
+                // A full disk does not cost the partitions: space may become free.
                 Some(ErrorReason::DiskFull) => {
                     warn!(group = membership.group, %error, "retrying a heartbeat");
                     Instant::now() + membership.client.config().backoff_max
@@ -206,7 +207,7 @@ async fn stopped(stopping: &mut watch::Receiver<bool>) {
     let _ = stopping.wait_for(|is_stopping| *is_stopping).await;
 }
 
-/// Resolves once there is something to report since this revision.
+/// Waits until the report has changed since this revision.
 async fn reported_since(membership: &MemberHandle, revision: u64) {
     while membership.revision() == revision {
         membership.reported.notified().await;
@@ -242,11 +243,11 @@ async fn heartbeat(
         max_wait: wait.try_into().ok(),
         client_name: if is_join { settings.client_name.clone() } else { String::new() },
     };
-    // A node that is silent must leave time for others within the session.
+    // A node that does not respond must leave time for other nodes within the session.
     let attempt_max = (settings.session_timeout / 3).max(ATTEMPT_MIN);
     let call = CallSpec { wait, attempt_max, ..CallSpec::new("group heartbeat", Repeat::Always) };
     let call = membership.client.call_coordinator(&membership.group, call, |node| {
-        // The session counts from the attempt that the service has answered.
+        // The session counts from the start of the attempt that succeeded.
         *sent_at.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
         let request = request.clone();
         async move { node.group().heartbeat(request).await }

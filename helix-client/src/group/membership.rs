@@ -34,27 +34,27 @@ pub(super) struct MemberHandle {
 struct MemberState {
     /// Epoch of the last response; 0 until the member has joined.
     epoch: u64,
-    /// Partitions that the service counts as this member's.
+    /// Partitions that the service assigns to this member, until the member releases them.
     held: BTreeMap<GroupKey, HeldPartition>,
     last_ownership: u64,
     /// Lost partitions that the application knows of, until it learns of the loss.
     lost: Vec<AssignedPartition>,
     paused: BTreeSet<GroupKey>,
-    /// End of the session unless the service responds again.
+    /// Time when the session expires, unless the service responds again.
     session_ends: Option<Instant>,
     unmatched_topics: Vec<String>,
-    /// The last response has said that this is the member's part of a current assignment.
+    /// True if the last response marked the assignment as current and complete.
     is_settled: bool,
-    /// Errors that the application has not seen.
+    /// Errors that were not yet reported to the application.
     errors: Vec<Error>,
     /// The last error was final: the member does not join again.
     has_failed: bool,
-    /// Counts the changes of the next report.
+    /// Number of changes of the report so far.
     revision: u64,
-    /// There may be a change that the application has to learn. Each call checks it, so it must not
-    /// cost more with more partitions.
+    /// True if there may be a change for the application. Checked by every call, so the cost must
+    /// not depend on the number of partitions.
     has_news: bool,
-    /// A partition may be revoked.
+    /// True if a partition may be revoked.
     has_revoked: bool,
 }
 
@@ -63,18 +63,18 @@ struct HeldPartition {
     topic: String,
     ownership: OwnershipId,
     stage: HeldStage,
-    /// Time when the service took it from the member.
+    /// Time when the service revoked the partition.
     revoked_at: Option<Instant>,
 }
 
-/// Knowledge of the application about a partition.
+/// Stage of a partition, as the application knows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum HeldStage {
-    /// Assigned, but the application does not know.
+    /// Assigned, but not yet reported to the application.
     New,
     /// The application reads it.
     Active,
-    /// The application knows that it was revoked.
+    /// Revoked, and reported to the application.
     Revoked,
 }
 
@@ -89,13 +89,13 @@ pub(super) struct HeartbeatContent {
     pub(super) is_settled: bool,
 }
 
-/// A change that the application has to learn.
+/// A change to report to the application.
 #[derive(Debug)]
 pub(super) enum AssignmentChange {
     Assigned(Vec<(AssignedPartition, OwnershipId)>),
     Revoked(Vec<AssignedPartition>),
     Lost(Vec<AssignedPartition>),
-    /// An error; the second field is true if it ends the consumer.
+    /// An error. The second field is true if it is final.
     Failed(Error, bool),
 }
 
@@ -121,7 +121,7 @@ impl MemberHandle {
     /// Returns the next heartbeat's content.
     pub(super) fn report(&self) -> HeartbeatContent {
         let state = self.state();
-        // The id suffices: with the names, a report of many partitions would exceed the limit.
+        // Without names, which would make a report of many partitions exceed the request limit.
         let wire = |key: &GroupKey| TopicPartition::from(key.with_topic(""));
         let held = || state.held.iter();
         HeartbeatContent {
@@ -145,7 +145,7 @@ impl MemberHandle {
     pub(super) fn on_response(&self, epoch: u64, sent_at: Instant, response: HeartbeatResponse) {
         let now = Instant::now();
         let mut state = self.state();
-        // The membership was lost meanwhile.
+        // The membership was lost or renewed after the heartbeat was sent.
         if state.epoch != epoch {
             return;
         }
@@ -175,7 +175,8 @@ impl MemberHandle {
                 return true;
             }
             partition.revoked_at.get_or_insert(now);
-            // Nothing was read of a partition that the application does not know.
+            // A partition that the application does not know was never read, so it is released at
+            // once.
             let is_kept = partition.stage != HeldStage::New;
             *revision += u64::from(!is_kept);
             is_kept
@@ -202,7 +203,7 @@ impl MemberHandle {
         }
     }
 
-    /// Ends the ownership of all partitions: the member joins again, if `epoch` is still current.
+    /// Loses all partitions if `epoch` is still current. The member then joins again.
     pub(super) fn lose(&self, epoch: u64, why: &Error) {
         let mut state = self.state();
         if state.epoch == 0 || state.epoch != epoch {
@@ -216,7 +217,7 @@ impl MemberHandle {
         warn!(group, member, %why, "lost the membership, joining again");
     }
 
-    /// Ends the session and releases that have timed out. Called before records are delivered.
+    /// Expires the session and overdue releases. Called before records are delivered.
     pub(super) fn expire(&self, now: Instant) {
         let mut state = self.state();
         let has_ended = state.session_ends.is_some_and(|ends| now >= ends);
@@ -228,7 +229,7 @@ impl MemberHandle {
         }
         let mut released = Vec::new();
         let release_timeout = self.release_timeout;
-        // A time beyond the clock's range never comes.
+        // A deadline beyond the range of the clock never passes.
         let is_overdue = |revoked_at: Instant| {
             revoked_at.checked_add(release_timeout).is_some_and(|due| now >= due)
         };
@@ -258,7 +259,7 @@ impl MemberHandle {
         }
     }
 
-    /// Returns the time at which [`MemberHandle::expire`] has something to do.
+    /// Returns the next time at which [`MemberHandle::expire`] has work.
     pub(super) fn next_expiry(&self) -> Option<Instant> {
         let state = self.state();
         if !state.has_revoked {
@@ -270,7 +271,7 @@ impl MemberHandle {
         releases.chain(state.session_ends).min()
     }
 
-    /// Takes the next change that the application has to learn.
+    /// Takes the next change to report to the application.
     pub(super) fn take_change(&self) -> Option<AssignmentChange> {
         let mut state = self.state();
         if !state.has_news {
@@ -298,7 +299,7 @@ impl MemberHandle {
         (!assigned.is_empty()).then_some(AssignmentChange::Assigned(assigned))
     }
 
-    /// Gives up revoked partitions: the next heartbeat says so.
+    /// Releases revoked partitions. The next heartbeat reports that.
     pub(super) fn release(&self, partitions: &[(GroupKey, OwnershipId)]) {
         let mut state = self.state();
         let before = state.held.len();
@@ -334,7 +335,7 @@ impl MemberHandle {
         self.state().epoch
     }
 
-    /// Returns true once the member has its part of the group's current assignment.
+    /// Returns true if the member has all of its partitions of the current assignment.
     pub(super) fn is_settled(&self) -> bool {
         self.state().is_settled
     }
@@ -376,7 +377,7 @@ impl MemberState {
     }
 }
 
-/// Moves partitions to the next stage and returns them. Only revoked ones leave the active stage.
+/// Moves partitions to the next stage and returns them. From `Active`, moves only revoked ones.
 fn take_stage(
     held: &mut BTreeMap<GroupKey, HeldPartition>,
     from: HeldStage,

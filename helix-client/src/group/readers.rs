@@ -1,7 +1,7 @@
 //! Tasks that read the partitions of a member ahead of the application.
 //!
-//! Each reader is a subscription. A subscription has a fixed set of partitions, so a change stops
-//! the readers that it concerns and starts others where those left off.
+//! Each reader is a subscription with a fixed set of partitions. A change of the partitions
+//! therefore stops the affected readers and starts new ones at the offsets that they reached.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -15,7 +15,8 @@ use super::{AssignedPartition, GroupKey};
 use crate::client::Client;
 use crate::consumer::{Event, Position, ReadOptions, ReadStart, Subscription};
 
-/// Readers before all partitions are united in one: each is a stream per node.
+/// Limit of readers. At the limit, the next one replaces all others and reads all partitions,
+/// because each reader opens a stream per node.
 const READERS_MAX: usize = 4;
 
 /// The readers of a member.
@@ -39,9 +40,9 @@ impl Readers {
         Self { client, queue, list: Vec::new(), last_id: 0 }
     }
 
-    /// Reads exactly these partitions, each from where its reader left off, else from its offset.
+    /// Reads exactly these partitions, after the last queued message or from the given offset.
     ///
-    /// New readers wait for `delay`.
+    /// New readers wait for `delay` first.
     pub(super) fn set(&mut self, wanted: &BTreeMap<GroupKey, (String, u64)>, delay: Duration) {
         let is_wanted =
             |reader: &Reader| reader.partitions.keys().all(|it| wanted.contains_key(it));
@@ -85,7 +86,7 @@ impl Readers {
         self.list.push(Reader { id, partitions, task });
     }
 
-    /// Removes a reader that has ended, and returns its partitions.
+    /// Removes a failed reader, and returns its partitions.
     pub(super) fn remove(&mut self, id: u64) -> Vec<AssignedPartition> {
         let Some(index) = self.list.iter().position(|reader| reader.id == id) else {
             return Vec::new();
@@ -97,7 +98,7 @@ impl Readers {
 
     fn stop(&self, reader: &Reader) {
         reader.task.abort();
-        // It may be in the middle of a message.
+        // The aborted task may still be adding a message.
         self.queue.remove_reader(reader.id);
     }
 }

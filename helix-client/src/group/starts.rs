@@ -15,7 +15,7 @@ use crate::client::Client;
 use crate::error::{Error, Result};
 use crate::topic::TopicRef;
 
-/// Requests for single partitions at the same time.
+/// Limit of concurrent requests for single partitions.
 const SINGLE_REQUESTS_MAX: usize = 16;
 
 /// A partition whose start is needed.
@@ -25,10 +25,10 @@ pub(super) struct StartingPartition {
     pub(super) ownership: OwnershipId,
 }
 
-/// Start of a partition, or why there is none.
+/// Start of a partition, or the reason why it has none.
 pub(super) type ResolvedStart = (GroupKey, OwnershipId, Result<u64>);
 
-/// Returns the position of a group's offset.
+/// Returns the start position at a group's committed offset.
 pub(super) fn committed(group: &str, policy: StartPolicy) -> StartPosition {
     StartPosition {
         position: Some(WirePosition::CommittedGroup(group.to_owned())),
@@ -37,9 +37,10 @@ pub(super) fn committed(group: &str, policy: StartPolicy) -> StartPosition {
     }
 }
 
-/// Returns the position of a reader whose offset is no longer readable, if the policy has one.
+/// Returns the start position after an offset that is no longer readable.
 ///
-/// The service chooses the start, so that it counts the fallback.
+/// `None` if the policy has no fallback. The service chooses the start, so that its metrics count
+/// the fallback.
 pub(super) fn overtaken(group: &str, policy: StartPolicy, reached: u64) -> Option<StartPosition> {
     match policy {
         StartPolicy::Safe | StartPolicy::Fail => None,
@@ -49,7 +50,7 @@ pub(super) fn overtaken(group: &str, policy: StartPolicy, reached: u64) -> Optio
     }
 }
 
-/// Resolves a position in partitions, and retries for as long as the member has them.
+/// Resolves a position in partitions. Retries while the member owns them.
 pub(super) async fn resolve(
     membership: &MemberHandle,
     partitions: Vec<StartingPartition>,
@@ -90,7 +91,7 @@ async fn of_topic(
                 resolved.push((partition.key(), *ownership, Err(error)));
                 return resolved;
             }
-            // One partition fails the request of all.
+            // One partition fails the request of all, so request each separately.
             Err(error) if !error.retryable => {
                 let singles = std::mem::take(&mut partitions).into_iter();
                 let singles = singles.map(|it| Box::pin(of_topic(membership, vec![it], position)));
@@ -124,8 +125,9 @@ async fn request(
     Ok(partitions.iter().map(offset_of).collect())
 }
 
-/// Returns true if a partition cannot be read because its topic was deleted: the service takes it
-/// from the member soon.
+/// Returns true if a partition cannot be read because its topic was deleted.
+///
+/// The service will revoke the partition.
 pub(super) fn is_gone(error: &Error, topic_id: u64) -> bool {
     match &error.recreated {
         Some(recreated) => recreated.expected_id == topic_id,

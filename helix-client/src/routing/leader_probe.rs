@@ -1,7 +1,7 @@
 //! Detects that a silent leader has been replaced.
 //!
-//! Its connection may stay open, for example if the process is stopped or the leader is partitioned
-//! from the other nodes.
+//! The connection to a silent leader may stay open, for example if the process is stopped or the
+//! leader is partitioned from the other nodes.
 
 use std::time::Duration;
 

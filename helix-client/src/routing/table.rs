@@ -18,7 +18,7 @@ use crate::error::{Error, Result};
 /// under the same id starts with low terms, which must not be ignored permanently.
 const STALE_TERM_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Routes of one cluster: see the module.
+/// Known routes of one cluster.
 #[derive(Debug, Default)]
 pub(super) struct RouteTable {
     cluster_id: String,
@@ -42,7 +42,7 @@ pub(super) struct RouteTable {
     pub(super) round_at: Option<Instant>,
     /// The last round provided its result.
     pub(super) round_was_good: bool,
-    /// Failure of the last round, if no node responded.
+    /// Failure of the last round if no node responded; rounds of leader probes do not change it.
     pub(super) round_failure: Option<Error>,
 }
 
@@ -52,12 +52,12 @@ struct KnownTopic {
     id: u64,
     /// Shard of each partition.
     shard_ids: Vec<u32>,
-    /// Versions of batches that it takes.
+    /// Batch versions that the topic accepts.
     batch_format: BatchFormat,
 }
 
 impl KnownTopic {
-    /// Returns the name of a topic, and what is known of it.
+    /// Returns the name of a topic, and its known state.
     fn of(route: TopicRoute) -> (String, Self) {
         let batch_format = match route.batch_format() {
             BatchFormat::Unspecified => BatchFormat::Helix,
@@ -73,15 +73,15 @@ struct Shard {
     /// Highest known term; hints of lower terms are stale.
     term: u64,
     leader: Option<KnownLeader>,
-    /// Time when the leader of `term` was first lost, even if it was reported again since.
+    /// Time at which the leader of `term` was first lost, even if it was reported again since.
     lost_at: Option<Instant>,
     /// Node ids.
     replicas: Vec<u64>,
-    /// Why no node serves it, as of the last metadata.
+    /// Why the node that sent the last current metadata does not serve the shard.
     fault: Option<ShardFault>,
 }
 
-/// Why the node that answered does not serve a shard.
+/// Why the node that sent the metadata does not serve a shard.
 #[derive(Debug)]
 struct ShardFault {
     what: String,
@@ -123,7 +123,7 @@ impl RouteTable {
         self.topics.get(topic).map_or(0, |known| known.id)
     }
 
-    /// Returns the versions of batches that a topic takes; `None` if it is not known.
+    /// Returns the batch versions that a topic accepts; `None` if the topic is not known.
     pub(super) fn batch_format(&self, topic: &str) -> Option<BatchFormat> {
         self.topics.get(topic).map(|known| known.batch_format)
     }
@@ -264,7 +264,7 @@ impl RouteTable {
         true
     }
 
-    /// Stores the node that another one names, for callers that know no other.
+    /// Stores a node that another node names, for clients that know no other address of it.
     pub(super) fn learn_node(&mut self, hint: &LeaderHint) {
         if hint.node_id != 0 && !hint.endpoint.is_empty() {
             self.nodes.entry(hint.node_id).or_insert_with(|| hint.endpoint.clone());

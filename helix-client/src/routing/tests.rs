@@ -85,7 +85,7 @@ async fn a_shard_that_no_node_serves_has_its_damage_as_the_reason() {
     let (what, retryable, message) = reason();
     assert_eq!((what, retryable), (Some(ErrorReason::CorruptLog), false));
     assert!(message.contains("000001.seg is damaged"), "{message}");
-    // An outdated copy of the routes changes nothing; a repaired shard is served again.
+    // Outdated metadata changes nothing. After a repair the shard is served again.
     learn(&routing, closed(1, "", false));
     assert_eq!(reason().0, Some(ErrorReason::CorruptLog));
     learn(&routing, metadata(3, hint(1, 6)));
@@ -158,11 +158,11 @@ async fn another_cluster_resets_the_table() {
     let take = |round: &mut QueryRound, metadata: Metadata| {
         routing.on_metadata(&query, "seed:9092".to_owned(), Ok((metadata, seed.clone())), round)
     };
-    // Not while a node of the known cluster responds.
+    // The client does not switch while a node of the known cluster responds.
     assert!(!take(&mut round, fresh.clone()));
     assert!(take(&mut round, metadata(9, hint(1, 50))));
     assert_eq!(route(&routing).term, 50);
-    // Nor for a node that has not joined a cluster.
+    // Nor does it switch to a node that has not joined a cluster.
     let mut round = QueryRound::default();
     let blank = Metadata { cluster_id: String::new(), ..metadata(0, hint(3, 0)) };
     assert!(!take(&mut round, blank));

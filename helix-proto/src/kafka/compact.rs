@@ -87,14 +87,16 @@ fn keyed<'a>(number: u32, record: &KafkaRecord<'a>) -> KeyedRecord<'a> {
 /// A compacted batch before its records are compressed.
 #[derive(Debug)]
 struct CompactedKafka {
-    /// Header with its codec, length and checksum still to be written.
+    /// Header; codec, length and checksum are still to be written.
     header: [u8; KAFKA_HEADER_BYTES],
     /// The records that stayed.
     section: Vec<u8>,
 }
 
-/// Copies the records with these numbers, in order. The first offset, the last offset delta and
-/// the records' distances stay, so that readers find the same offsets.
+/// Copies the records with these numbers, in order.
+///
+/// The first offset, the last offset delta and the records' deltas stay unchanged, so that readers
+/// find the same offsets.
 ///
 /// # Errors
 /// See [`KafkaBatchError`].
@@ -132,9 +134,10 @@ fn rebuild(
 }
 
 impl CompactedKafka {
-    /// Returns the first form that has at most `payload_max` bytes, and true; else the smallest
-    /// one, and false. A form with the batch's codec is preferred, so that the next compaction
-    /// uses it too.
+    /// Returns the first form that has at most `payload_max` bytes, and true.
+    ///
+    /// If none fits, returns the smallest form, and false. The form with the batch's codec comes
+    /// first, so that the next compaction uses that codec, too.
     fn smallest(
         &self,
         compressor: &mut Compressor,
@@ -162,7 +165,7 @@ impl CompactedKafka {
         Ok((forms.min_by_key(Bytes::len).expect("the plain form is there"), fits))
     }
 
-    /// Returns the batch with `section`, the records in the form of `codec`.
+    /// Returns the batch with `section`: its records, as compressed by `codec`.
     ///
     /// # Errors
     /// [`KafkaBuildError::TooLarge`].

@@ -119,7 +119,7 @@ impl GroupHandler {
             Ok(view) => view,
             Err(error) => return Err(shard.redirect(error).await),
         };
-        // The copy of the cluster's state may be older than the assignment.
+        // This node's copy of the cluster's state may be older than the assignment.
         self.node.learn_topics(view.assigned.iter().chain(&view.pending)).await?;
         rights.check()?;
         Ok(self.response(view))
@@ -226,7 +226,7 @@ impl GroupHandler {
         if let Err(error) = checked.await {
             return Err(self.commit_status(&shard, &names, error).await);
         }
-        // After the group has accepted the commit: it may have to ask leaders of partitions.
+        // Runs after the checks of the group, because it may have to ask leaders of partitions.
         group_offsets::check_ends(&self.node, &topics).await?;
         rights.check()?;
         let commit = GroupChange::Commit { member, offsets_epoch, topics: topics.clone(), at_us };
@@ -309,8 +309,8 @@ impl GroupHandler {
         }
     }
 
-    /// Resolves partitions that a member reports. Partitions of unknown topics are left out: the
-    /// member cannot own them.
+    /// Resolves partitions that a member reports. Leaves out unknown topics: the member cannot own
+    /// their partitions.
     pub(super) fn keys(
         &self,
         field: &'static str,
@@ -338,13 +338,13 @@ impl GroupHandler {
         Ok(keys)
     }
 
-    /// Converts partitions; those of deleted topics are left out.
+    /// Converts partitions to the wire format. Leaves out partitions of deleted topics.
     fn wire_partitions(&self, keys: Vec<PartitionKey>) -> Vec<TopicPartition> {
         wire_partitions(&self.node, keys)
     }
 }
 
-/// Converts partitions, in order; those of deleted topics are left out.
+/// Converts partitions to the wire format, in order. Leaves out partitions of deleted topics.
 pub(super) fn wire_partitions(
     node: &Node,
     keys: impl IntoIterator<Item = PartitionKey>,
@@ -387,8 +387,9 @@ fn named_only(offsets: &[CommittedOffset]) -> BTreeSet<String> {
     partitions.filter(|it| it.topic_id == 0).map(|it| it.topic.clone()).collect()
 }
 
-/// Checks that a topic that is named without an id is not a later one than that of the group's
-/// offsets: the commit may be of the earlier one.
+/// Rejects topics without an id if the group's offsets belong to an earlier topic of the name.
+///
+/// The commit may be meant for the earlier topic.
 fn check_named_topics(
     group: Option<&ConsumerGroup>,
     topics: &[TopicOffsets],

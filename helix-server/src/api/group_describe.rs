@@ -107,7 +107,7 @@ pub(super) async fn describe(
     })
 }
 
-/// Reads a group's state and the members that a gateway has in it, at its coordinator.
+/// Reads a group's state and its members behind a gateway, at its coordinator.
 async fn read_described(
     node: &Node,
     name: &str,
@@ -115,7 +115,7 @@ async fn read_described(
     let read = read_group(node, name).await;
     let (shard, group) = match read {
         Ok(group) => (node.find_group(name).await?, group),
-        // Members of a gateway may not have committed yet.
+        // A group whose members are behind a gateway may not have committed yet.
         Err(missing @ Error::GroupNotFound { .. }) => match node.find_group(name).await {
             Ok(shard) if shard.gateway_groups().get(name).is_some() => (shard, Arc::default()),
             _ => return Err(missing),
@@ -143,9 +143,9 @@ pub(super) fn state_of(group: &ConsumerGroup, of_gateway: Option<&GatewayGroup>)
 
 /// A topic with partitions of a group.
 struct DescribedTopic {
-    /// Also of a deleted topic; empty if it is not known.
+    /// Name, even of a deleted topic; empty if unknown.
     name: String,
-    /// Id of an earlier topic of the name, to which the group's offsets belong.
+    /// Id of an earlier topic of the name that the group's offsets belong to.
     earlier: Option<u64>,
 }
 
@@ -178,7 +178,7 @@ impl SubscribedTopics {
         Self { fitting: within_limits(&matched), matched }
     }
 
-    /// Returns the partitions that fit into an assignment, and the first others.
+    /// Returns the partitions that fit into an assignment, and the first of the rest.
     fn keys(&self) -> BTreeSet<PartitionKey> {
         let fitting = self.fitting.iter().flat_map(|topic| partitions_of(topic, 0));
         let fitting_count =
@@ -218,10 +218,10 @@ struct Description<'a> {
     node: &'a Node,
     visible: &'a Visibility,
     group: &'a ConsumerGroup,
-    /// Members that a gateway has reported; the group has no others then.
+    /// Members that a gateway has reported; the group then has no other members.
     of_gateway: Option<&'a GatewayGroup>,
     sessions: SortedMap<Arc<str>, MemberSession>,
-    /// When the last member left, if this coordinator knows it.
+    /// Time when the last member left, if this coordinator has seen it.
     empty_since: Option<Instant>,
     /// Topics of all partitions that the group has or had.
     topics: BTreeMap<u64, DescribedTopic>,
@@ -312,7 +312,7 @@ impl Description<'_> {
         self.topics.get(&key.topic_id).map_or("", |topic| &*topic.name)
     }
 
-    /// Returns the names that the caller may see, and the patterns of only such topics.
+    /// Returns the subscribed names and patterns that the caller may see.
     fn visible_subscriptions(&self, topics: &[String]) -> Vec<String> {
         topics.iter().filter(|text| self.visible.sees_subscription(text)).cloned().collect()
     }
@@ -416,8 +416,10 @@ impl Description<'_> {
         }
     }
 
-    /// Returns whether the quota of the member's principal delays its reads of the partition, as
-    /// far as this node knows: each node has meters of its own.
+    /// Returns whether the quota of the member's principal delays its reads of the partition.
+    ///
+    /// `false` if this node is not the leader of the partition: each node meters only its own
+    /// reads.
     fn is_throttled(&self, shard: Option<&Shard>, session: Option<&MemberSession>) -> bool {
         let is_leader = shard.is_some_and(|shard| shard.is_leader());
         let principal = session.and_then(|session| session.details.principal.as_deref());

@@ -84,7 +84,7 @@ impl GroupHandler {
 /// # Errors
 /// [`Error::GatewayMembers`].
 pub(super) fn check_no_gateway(shard: &Shard, group: &str) -> Result<()> {
-    // A former leader's reports mean nothing.
+    // Reports that a former leader received are outdated.
     let Some(report) = shard.gateway_groups().get(group).filter(|_| shard.is_leader()) else {
         return Ok(());
     };

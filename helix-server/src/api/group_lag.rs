@@ -1,4 +1,4 @@
-//! Lag of a group's committed offsets, from what this node knows of the partitions.
+//! Lag of a group's committed offsets, computed from the watermarks that this node knows.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::log::{CommittedRow, ConsumerGroup, OffsetLag, PartitionKey, Watermark
 use crate::node::Node;
 use crate::shard::Shard;
 
-/// Longest wait for the leaders of partitions whose ends are not known here.
+/// Longest wait for watermarks from the leaders of partitions.
 const CATCH_UP_MAX: Duration = Duration::from_secs(1);
 
 /// Returns the readable records of a partition; `None` if this node does not know its end.
@@ -22,8 +22,7 @@ pub(super) fn readable_records(node: &Node, key: PartitionKey) -> Option<u64> {
     Some(high_watermark.saturating_sub(log_start))
 }
 
-/// Returns the readable records of partitions in which a group has not committed, in the topics
-/// that are assigned to it or in which it has offsets, as far as their names count.
+/// Returns the readable records of the [`read_partitions`] without a committed offset.
 pub(super) fn uncommitted_lag(
     node: &Node,
     group: &ConsumerGroup,
@@ -36,14 +35,16 @@ pub(super) fn uncommitted_lag(
     readable.fold(0, u64::saturating_add)
 }
 
-/// Asks for the ends of a group's partitions in shards without a replica here.
+/// Fetches the watermarks of a group's partitions in shards without a replica here.
 pub(super) async fn learn_ends(node: &Node, group: &ConsumerGroup, counts: impl Fn(&str) -> bool) {
     let read = read_partitions(node, group, counts);
     node.learn_watermarks(read.chain(group.offsets().map(|(key, _)| key))).await;
 }
 
-/// Returns the partitions of the topics that are assigned to a group or in which it has offsets, as
-/// far as their names count.
+/// Returns the partitions of the topics that a group reads.
+///
+/// These topics are assigned to the group or have its offsets, and `counts` accepts their names.
+/// Topics that no member of a group with members subscribes to are left out.
 fn read_partitions(
     node: &Node,
     group: &ConsumerGroup,
@@ -61,16 +62,17 @@ fn read_partitions(
     })
 }
 
-/// A group's offsets with what is known of their partitions.
+/// A group's offsets, and the watermarks that this node knows of their partitions.
 pub(super) struct LagView<'a> {
     node: &'a Node,
     group: &'a ConsumerGroup,
-    /// Shards whose replicas here have everything that was acknowledged before the call.
+    /// Shards whose replicas here caught up with everything acknowledged before the call.
     fresh: BTreeSet<u64>,
 }
 
 impl<'a> LagView<'a> {
-    /// Learns the ends of these partitions, if their offsets are above what this node has.
+    /// Fetches watermarks from other nodes, and catches up replicas here that are behind the
+    /// offsets.
     pub(super) async fn new(
         node: &'a Node,
         group: &'a ConsumerGroup,

@@ -1,4 +1,4 @@
-//! ListGroups: the groups on this node's shards, with the sums of their lag.
+//! ListGroups: the groups of the cluster, with the sums of their lag.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::limits::{GROUPS_PER_PAGE_DEFAULT, GROUPS_PER_PAGE_MAX};
 use crate::log::{ConsumerGroup, OffsetLag};
 use crate::shard::{GatewayGroup, Shard};
 
-/// Where the state of a listed group comes from.
+/// Source of the state of a listed group.
 enum ListedFrom {
     Here(Arc<Shard>),
     Elsewhere(Arc<ConsumerGroup>),
@@ -30,7 +30,7 @@ impl GroupHandler {
         let page_size = page_size(request.page_size, GROUPS_PER_PAGE_DEFAULT, GROUPS_PER_PAGE_MAX)?;
         let (after, prefix) = (request.page_token.as_str(), request.prefix.as_str());
         let topic = request.topic.as_str();
-        // Without a name, of every topic.
+        // An empty name selects the groups of all topics.
         let reads = |group: &ConsumerGroup| {
             let is_it = |name: &str| name == topic && visible.sees_topic(name);
             topic.is_empty() || group.topic_names().any(|(_, name)| is_it(name))
@@ -83,8 +83,9 @@ impl GroupHandler {
         Ok(ListGroupsResponse { groups, next_page_token })
     }
 
-    /// Returns at least `count` listed groups with this prefix after this name, in shards without a
-    /// replica here, as far as there are that many.
+    /// Returns groups after a name that `lists` accepts, in shards without a replica here.
+    ///
+    /// Returns at least `count` groups with this prefix, if there are that many.
     async fn remote_groups(
         &self,
         after: &str,
@@ -127,7 +128,8 @@ impl GroupHandler {
             gateway: of_gateway.map(|it| it.gateway.clone()).unwrap_or_default(),
             ..GroupSummary::default()
         };
-        // Rows are in the order of their topics: the id, and whether no member reads the topic.
+        // Topic of the last row, as rows are sorted by topic: the id, and whether no member reads
+        // it.
         let mut known: Option<(u64, Option<bool>)> = None;
         for (key, row) in group.offsets() {
             let Some(offset) = row.offset() else { continue };

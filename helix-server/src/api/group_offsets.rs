@@ -92,8 +92,9 @@ pub(super) async fn read_group(node: &Node, name: &str) -> Result<Arc<ConsumerGr
     Ok(read_group_with_epoch(node, name, false).await?.0)
 }
 
-/// Like [`read_group`], with the epoch of the offsets once the cluster's protocol has it. A group
-/// that may be missing is empty then.
+/// Like [`read_group`], with the epoch of the offsets if the cluster's protocol has it.
+///
+/// With `may_be_missing`, a missing group is returned as an empty one.
 async fn read_group_with_epoch(
     node: &Node,
     name: &str,
@@ -146,7 +147,7 @@ pub(super) async fn seek(
         check_all_readable(node, &topics).await?;
         (node.find_group(&request.group).await?, topics)
     } else {
-        // First, as it checks that the cluster's protocol has groups.
+        // Runs first, because it checks that the cluster's protocol has groups.
         let shard = node.find_or_place_group(&request.group).await?;
         let topics = handler.new_offsets(request.offsets).await?;
         check_all_readable(node, &topics).await?;
@@ -200,7 +201,7 @@ async fn change(
     Ok(sought)
 }
 
-/// Checks that each offset is readable, or the high watermark. A removed one is not checked.
+/// Checks that each offset is readable or the high watermark. Skips removals of offsets.
 async fn check_all_readable(node: &Node, topics: &[TopicOffsets]) -> Result<(), Status> {
     for topic in topics {
         for update in topic.offsets.iter().filter(|update| update.offset.is_some()) {
@@ -211,10 +212,11 @@ async fn check_all_readable(node: &Node, topics: &[TopicOffsets]) -> Result<(), 
     Ok(())
 }
 
-/// Checks that no offset is beyond the end of its partition. One below its start is no error: the
-/// records may have been removed after the member read them.
+/// Checks that no offset is beyond the end of its partition.
+///
+/// Accepts offsets below the start: the records may have been removed after the member read them.
 pub(super) async fn check_ends(node: &Node, topics: &[TopicOffsets]) -> Result<(), Status> {
-    // Shards whose replicas here have everything that was acknowledged before the call.
+    // Shards whose replicas here caught up with everything acknowledged before the call.
     let mut fresh = BTreeSet::new();
     for topic in topics {
         for (key, update) in topic.updates() {
@@ -255,7 +257,7 @@ async fn check_end(
     Err(Error::OffsetOutOfRange { requested, watermarks })
 }
 
-/// Checks that an offset is readable, or the high watermark.
+/// Checks that an offset is readable or the high watermark.
 async fn check_readable(node: &Node, topic: &TopicOffsets, update: &OffsetUpdate) -> Result<()> {
     let requested = update.offset.unwrap_or_default();
     let is_inside = |it: Watermarks| (it.log_start..=it.high_watermark).contains(&requested);
@@ -279,8 +281,9 @@ async fn check_readable(node: &Node, topic: &TopicOffsets, update: &OffsetUpdate
     Err(Error::OffsetOutOfRange { requested, watermarks })
 }
 
-/// Returns the offsets before the last seek of each partition in these topics, or in all. Deleted
-/// topics stay as they are.
+/// Returns the offsets that an undo of the last seek restores, in these topics or in all.
+///
+/// Does not change offsets in deleted topics.
 fn undone(node: &Node, group: &ConsumerGroup, only: &BTreeSet<&str>) -> Result<Vec<TopicOffsets>> {
     let mut topics = Vec::new();
     let mut bytes = 0;

@@ -54,13 +54,15 @@ pub(super) struct GroupPage {
     pub(super) rows: Vec<GroupRowKey>,
     /// Encoded size of the rows, at most.
     bytes: usize,
-    /// Empty at the end.
+    /// Token of the next page; empty on the last page.
     pub(super) next_page_token: String,
 }
 
 impl GroupPageRequest {
+    /// Parses the size and the token of a requested page.
+    ///
     /// # Errors
-    /// `INVALID_ARGUMENT` if the size is negative, or if the token is not one of a response.
+    /// `INVALID_ARGUMENT` if the size is negative, or if the token is not from a response.
     pub(super) fn parse(size: i32, token: &str) -> Result<Self> {
         let rows_max = page_size(size, GROUP_ROWS_PER_PAGE_MAX, GROUP_ROWS_PER_PAGE_MAX)?;
         if token.is_empty() {

@@ -1,4 +1,5 @@
 //! Routing data of GetMetadata and WatchMetadata.
+//!
 //! Watchers of the same topics share one encoded message of each state. A state that is replaced
 //! before a watcher's turn is skipped.
 
@@ -32,20 +33,20 @@ use crate::node::{ClosedShard, Node};
 use crate::shard::Shard;
 use crate::sync;
 
-/// Work for a topic's route, without its partitions, in that for a partition.
+/// Cost of a topic's route, without its partitions, in units of one partition.
 const TOPIC_IN_PARTITIONS: usize = 10;
 
-/// Builds routing data, and shares what several watchers get.
+/// Builds routing data, and shares encoded messages among watchers.
 pub(super) struct MetadataSource {
     node: Arc<Node>,
-    /// Held while routing data is built, so that many calls at once do not delay all other tasks.
+    /// Held while routing data is built: one build at a time, so that other tasks are not delayed.
     turn: AsyncMutex<()>,
-    /// The watched topics.
+    /// Topics that clients watch now.
     watched: Mutex<BTreeMap<WatchKey, Weak<WatchedTopics>>>,
     pace: MetadataPace,
 }
 
-/// Names of watched topics, and the rules by which some are hidden. No name stands for all topics.
+/// Names of watched topics, or none for all topics, and the encoded rules that hide some.
 type WatchKey = (BTreeSet<String>, Option<Vec<u8>>);
 
 /// Topics that at least one client watches.
@@ -53,8 +54,8 @@ struct WatchedTopics {
     names: Vec<String>,
     /// Rules that hide some topics; watchers with equal rules share their messages.
     hiding: Option<Arc<RuleSet>>,
-    /// The newest message and the version of the routes that it has at least. The message is kept
-    /// for [`METADATA_KEPT`], and as long as a watcher has not sent it.
+    /// The newest message, and the least version of its routes. The message is kept at least for
+    /// [`METADATA_KEPT`], and until every watcher has sent it.
     newest: AsyncMutex<(u64, Weak<EncodedMetadata>)>,
 }
 
@@ -82,7 +83,7 @@ impl MetadataSource {
         })
     }
 
-    /// Returns the routing data of the named topics, or of all without a name.
+    /// Returns the routing data of the named topics, or of all topics if `names` is empty.
     pub(super) async fn get(
         &self,
         names: &[String],
@@ -94,7 +95,9 @@ impl MetadataSource {
         Ok(self.build(&topics).await)
     }
 
-    /// Sends the routing data of the named topics, or of all without a name, now and after changes.
+    /// Streams the routing data of the named topics, or of all topics if `names` is empty.
+    ///
+    /// The first message is sent at once, and others after changes.
     pub(super) fn watch(
         self: &Arc<Self>,
         names: Vec<String>,
@@ -149,7 +152,7 @@ impl MetadataSource {
         call: Option<&CallMemory>,
     ) -> Result<Bytes> {
         let shared = |message| Bytes::from_owner(SharedMetadata(message));
-        // The watcher before this one may wait for memory, and then not get it.
+        // Limited, since the watcher that holds the lock may wait for memory without success.
         let newest = timeout(RESPONSE_WAIT_MAX, watched.newest.lock()).await;
         let mut newest = newest.map_err(|_| Error::throttled("routing data for watchers"))?;
         if newest.0 >= version
@@ -157,7 +160,7 @@ impl MetadataSource {
         {
             return Ok(shared(message));
         }
-        // Read first: data newer than this version is sent again with its own version.
+        // Read before the data: if the data is newer, it is sent again with its own version.
         let version = *self.node.watch_routes().borrow();
         let visible = Visibility::by(watched.hiding.clone());
         let topics = self.topics(&watched.names, &visible);
@@ -191,7 +194,7 @@ impl MetadataSource {
     async fn build(&self, topics: &[Arc<TopicInfo>]) -> Metadata {
         let _turn = self.turn.lock().await;
         let node = &self.node;
-        // Read first, as in `encoded`. The topics are at least as new.
+        // Read before the nodes and routes, so that these are at least as new.
         let version = node.metadata_version();
         let mut routes = Vec::with_capacity(topics.len());
         let mut built = 0;
@@ -238,7 +241,7 @@ struct MetadataWatch {
 }
 
 impl MetadataWatch {
-    /// Watches other topics if the caller may see others now.
+    /// Changes the watched topics if the caller's rights have changed.
     fn follow_rights(&mut self) -> Result<()> {
         let hiding = Visibility::of(&self.source.node, self.call.as_deref())?.hiding_topics();
         if hiding != self.topics.hiding {
@@ -258,7 +261,7 @@ impl MetadataWatch {
             if let Some(turn) = source.pace.turn(self.sent_bytes) {
                 sleep_until(turn).await;
             }
-            // Skips the states that were replaced meanwhile.
+            // Skips the states that were replaced during the wait.
             let version = *self.versions.borrow_and_update();
             source.node.check_member()?;
             self.follow_rights()?;
@@ -277,17 +280,17 @@ impl MetadataWatch {
     }
 }
 
-/// Bounds the rate of all watchers' messages together.
+/// Limits the common rate of all watchers' messages.
 #[derive(Default)]
 struct MetadataPace {
-    /// Time at which the messages so far are sent.
+    /// Time by which the messages so far are sent.
     sent_at: Mutex<Option<Instant>>,
 }
 
 impl MetadataPace {
-    /// Counts a message; returns the time at which it may be sent, `None` for a short one.
+    /// Counts a message. Returns the time at which it may be sent; `None` for a short message.
     ///
-    /// No message waits for longer than [`METADATA_LATE_MAX`], whatever the rate is then.
+    /// No message waits for longer than [`METADATA_LATE_MAX`], even if that exceeds the rate.
     fn turn(&self, bytes: usize) -> Option<Instant> {
         if bytes <= METADATA_UNPACED_BYTES {
             return None;
@@ -309,7 +312,7 @@ fn topic_route(topic: &TopicInfo) -> TopicRoute {
     TopicRoute { topic: topic.name.clone(), shard_ids, topic_id: topic.id, batch_format }
 }
 
-/// Returns the memory of the topics in routing data.
+/// Returns the memory that routing data of these topics may take.
 fn bytes(topics: &[Arc<TopicInfo>]) -> usize {
     let bytes = |topic: &Arc<TopicInfo>| {
         let name = 2 * topic.name.len();

@@ -14,8 +14,10 @@ use crate::limits;
 use crate::raft::{Replica, ReplicaId, node_of};
 use crate::shard::Shard;
 
-/// Returns the preferred leader of each shard: of the nodes with a replica that may lead, the one
-/// with the fewest shards so far; among equals in turns by shard id. Shard 0 has none.
+/// Returns the preferred leader of each data shard.
+///
+/// Of the nodes with a replica that may lead, it is the one with the fewest shards so far. Ties are
+/// broken in turns by shard id.
 fn preferred_leaders<'a>(
     shards: impl IntoIterator<Item = (u64, &'a [u64])>,
     may_lead: impl Fn(u64) -> bool,
@@ -42,7 +44,7 @@ fn preferred_leaders<'a>(
 fn unfit(id: ReplicaId, last: u64, report: Option<&ReplicaStatusReport>) -> Option<String> {
     let Some(report) = report else { return Some("does not report its state".to_owned()) };
     let lag = last.saturating_sub(report.last_index);
-    // Nodes before the replica id was part of the report state the rest truthfully.
+    // Nodes of older releases report no replica id; the rest of their report is valid.
     if report.replica_id != 0 && report.replica_id != id {
         return Some("is not the voting replica".to_owned());
     }
@@ -65,8 +67,8 @@ fn unfit(id: ReplicaId, last: u64, report: Option<&ReplicaStatusReport>) -> Opti
         .then(|| format!("lacks {lag} entries, at most {} are allowed", limits::BALANCE_LAG_MAX))
 }
 
-/// Returns the voter that should take over: the most caught-up one of those that are fit. Without a
-/// fit one, the most caught-up voter, as `may_be_unfit` allows.
+/// Returns the voter that should take over: the most caught-up of the fit ones. Without a fit
+/// voter, it is the most caught-up one outside of repair, if `may_be_unfit`.
 fn best_successor(
     last: u64,
     candidates: &[(ReplicaId, Option<ReplicaStatusReport>)],
@@ -151,7 +153,7 @@ impl Cluster {
     }
 
     /// Returns why a node should not take over leadership from this replica; `None` if its replica
-    /// is whole and caught up, or no voter.
+    /// is whole and caught up, or is not a voter.
     async fn unfit_node(&self, shard_id: u64, replica: &Replica, node: u64) -> Option<String> {
         let id = replica.voters().into_iter().find(|id| node_of(*id) == node)?;
         let last = replica.status().last_index;
@@ -246,7 +248,7 @@ impl Cluster {
         self.successor_among(shard_id, replica, may_be_unfit, None).await
     }
 
-    /// As [`Self::successor`], if `among` has the voter.
+    /// Like [`Self::successor`], but only among the voters in `among` if it is set.
     async fn successor_among(
         &self,
         shard_id: u64,

@@ -98,7 +98,7 @@ impl Cluster {
     async fn deferred_leavers(&self) -> BTreeSet<ReplicaId> {
         let members = self.members_now();
         let running = members.running().filter(|it| it.kind == ChangeKind::Remove);
-        // With a placement, its vote is moved last.
+        // With a placement, the planner moves the vote of a leaving node last.
         let Some(change) = running.filter(|_| members.placement().is_none()) else {
             return BTreeSet::new();
         };
@@ -189,7 +189,7 @@ impl Cluster {
             let members = state.members().iter().map(|member| member.node_id);
             let others = members.filter(|id| *id != node_id);
             let address = |id| Some((id, address(state, &self.seeds, id)?));
-            // With a placement, it creates its replicas one by one as they are moved to it.
+            // With a placement, the node creates its replicas one by one as they are moved to it.
             let is_placed = state.members().placement().is_some();
             let shards = state.shards().iter().copied().filter(|_| !is_placed);
             (shards.collect(), others.filter_map(address).collect())
@@ -275,7 +275,7 @@ impl Cluster {
         let is_joining = members.get(last.node_id).is_some_and(|it| it.joining.is_some());
         let phase = shards.iter().map(|row| row.phase).min().filter(|_| !is_joining);
         let phase = phase.unwrap_or(ChangePhase::Pending);
-        // Shards that wait for others say less than those.
+        // Prefers the obstacle of a shard that does not only wait for other shards.
         let blocked = shards.iter().filter(|row| !row.blocked.is_none());
         let blocked = blocked.min_by_key(|row| (row.blocked.waits_for_shards(), row.shard_id));
         let blocked = blocked.map(|row| format!("shard {}: {}", row.shard_id, row.blocked));

@@ -1,7 +1,7 @@
-//! Rounds of compaction by key in a shard that this node leads.
+//! Drives compaction by key in the shards that this node leads.
 //!
 //! The leader begins rounds, and records when every replica is clean. It asks all replicas before
-//! each of the two steps that depend on it, since a replica may have been rebuilt meanwhile.
+//! it records that, and before it lets tombstones go, since a replica may have been rebuilt.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
@@ -17,7 +17,7 @@ use crate::protocol::COMPACTION;
 use crate::raft::node_of;
 use crate::shard::{CompactedPartition, NextRound, Shard};
 
-/// Open rounds of a shard, as its leader has seen them.
+/// Open rounds and dirty partitions of a shard, as this leader has seen them.
 #[derive(Debug, Default)]
 pub struct CleanupRounds {
     open_since: BTreeMap<PartitionId, Instant>,
@@ -26,25 +26,27 @@ pub struct CleanupRounds {
     checkpoints: CheckpointPacer,
 }
 
-/// Checkpoints for replicas that work on open rounds: a replica purges no further than the leader
-/// has released.
+/// Paces checkpoints while rounds are open.
+///
+/// Replicas need them, since a replica purges its log only as far as the leader has released it.
 #[derive(Debug, Default)]
 struct CheckpointPacer {
     /// Index of the newest open round.
     round_index: u64,
     /// Time of the next checkpoint; `None` while no round is open.
     next_at: Option<Instant>,
-    /// Number of checkpoints since that round began.
+    /// Number of checkpoints since that round was first seen.
     count: u32,
 }
 
-/// Checkpoints for a round, until the lag has passed again. The first ones let a replica purge the
-/// segment that it has begun early.
+/// Checkpoints in a row for one round, before a pause as long as the lag. The first ones let a
+/// replica purge the segment that it has sealed early.
 const CHECKPOINTS_MAX: u32 = 3;
 
 impl CheckpointPacer {
-    /// Returns whether open rounds have waited, and a checkpoint may help. `newest`: index of the
-    /// newest round that waits.
+    /// Returns whether open rounds have waited long enough for another checkpoint.
+    ///
+    /// `newest`: log index of the newest open round.
     fn is_due(&mut self, newest: Option<u64>, now: Instant, lag: Duration) -> bool {
         let Some(newest) = newest else {
             *self = Self::default();
@@ -66,7 +68,7 @@ impl CheckpointPacer {
     }
 }
 
-/// Attempts to make late records cleanable, until the lag has passed again.
+/// Attempts in a row to make late records cleanable, before a pause as long as the lag.
 const SEALS_MAX: u32 = 3;
 
 /// A partition with records above its last round.
@@ -74,10 +76,10 @@ const SEALS_MAX: u32 = 3;
 struct DirtyTable {
     /// End of that round.
     upto: u64,
-    /// Time that they had waited when this leader first saw them, and when that was.
+    /// Time that the records had waited at `since`, when this leader first saw them.
     waited: Duration,
     since: Instant,
-    /// When its records were last made cleanable.
+    /// Time of the last attempt to make the records cleanable.
     sealed: Option<Instant>,
     seals: u32,
 }
@@ -97,8 +99,9 @@ impl CleanupRounds {
         });
     }
 
-    /// Returns whether records of a partition have waited for a round as long as they may. `waited`
-    /// returns the time that they have waited already.
+    /// Returns whether records of a partition have waited for a round for the longest allowed time.
+    ///
+    /// `waited` returns how long they have waited when this leader first sees them.
     fn is_late(
         &mut self,
         table: &CompactedPartition,
@@ -115,7 +118,7 @@ impl CleanupRounds {
         now.saturating_duration_since(dirty.since) + dirty.waited >= lag
     }
 
-    /// Returns whether the records of a late partition were not made cleanable lately.
+    /// Returns whether to make a late partition's records cleanable: [`SEALS_MAX`] times per lag.
     fn must_seal(&self, id: PartitionId, now: Instant, lag: Duration) -> bool {
         self.dirty.get(&id).is_some_and(|dirty| {
             let is_old = |at| now.saturating_duration_since(at) >= lag;
@@ -134,10 +137,10 @@ impl CleanupRounds {
 }
 
 impl Cluster {
-    /// Takes the steps that are due in the compaction of a shard's partitions.
+    /// Takes the next steps in the compaction of a shard's partitions, if this node leads it.
     ///
     /// # Errors
-    /// Those of a step that has to be repeated.
+    /// The error of a failed step; the next call repeats the step.
     pub async fn drive_cleanup(&self, shard: &Shard, rounds: &mut CleanupRounds) -> Result<()> {
         if !shard.is_leader() || self.protocol() < COMPACTION {
             rounds.clear();
@@ -152,8 +155,8 @@ impl Cluster {
         shard.ready().await?;
         let is_asked = tables.iter().any(|it| it.is_open() || it.keeps_tombstones());
         let clean = if is_asked { self.cleaned_everywhere(shard).await } else { None };
-        // After the replies, since tombstones stay for their retention from this time on. At an
-        // unknown time no lag and no retention has passed, and nothing can be recorded.
+        // Read after the replies, because the retention of tombstones begins at this time. Without
+        // an agreed time, neither a lag nor a retention can pass.
         let Some(now_us) = shard.agreed_time_us() else { return Ok(()) };
         let (now, lag) = (Instant::now(), shard.cleaner_lag());
         let mut late = Vec::new();
@@ -170,7 +173,8 @@ impl Cluster {
                 finished.push((id, table.state.upto));
                 continue;
             }
-            // Without a replica that does not answer, the others need not hurry.
+            // While a replica does not answer, the round cannot finish, so checkpoints are not
+            // urgent.
             if table.is_open() && clean.is_some() {
                 waiting = waiting.max(Some(table.state.round_index));
             }
@@ -188,7 +192,7 @@ impl Cluster {
             let may_forget = table.keeps_tombstones() && is_known;
             let limits = NextRound { now_us, may_extend, may_forget, is_late };
             let Some(round) = shard.next_cleanup(id, limits) else { continue };
-            // A table that is written to might never be clean up to its last round.
+            // A partition that is written to might never be clean up to the end of its last round.
             let is_extended = table.is_open() && round.upto > table.state.upto;
             let so_far = clean_offset.filter(|offset| is_extended && *offset > table.state.cleaned);
             finished.extend(so_far.map(|offset| (id, offset)));
@@ -213,8 +217,9 @@ impl Cluster {
         Ok(())
     }
 
-    /// Transfers leadership of a shard whose partitions cannot all be served here, because others
-    /// are compacted further, to a replica that can. Without one this replica compacts first.
+    /// Transfers leadership to a replica that can serve all partitions, if this one cannot.
+    ///
+    /// Other replicas may be compacted further. Without a successor, this replica compacts first.
     async fn yield_if_blocked(&self, shard: &Shard) -> Result<()> {
         let blocked_partitions = shard.blocked_partitions();
         if blocked_partitions == 0 {
@@ -251,12 +256,12 @@ impl Cluster {
     }
 }
 
-/// Common progress of a shard's replicas.
+/// Compaction progress that all replicas of a shard have in common.
 #[derive(Debug)]
 struct CleanReplicas {
     /// Every replica has applied the entries up to here.
     index: u64,
-    /// Partitions whose last round some replica has not done, with the offsets below which every
+    /// Partitions whose last round a replica has not finished, with the offsets below which every
     /// replica is clean.
     behind: HashMap<u64, u64>,
 }
@@ -271,15 +276,16 @@ impl CleanReplicas {
         }
     }
 
-    /// Returns the offset of the last round below which every replica is clean; `None` while some
-    /// replica has not applied that round.
+    /// Returns the offset below which every replica is clean, at most the end of the last round.
+    ///
+    /// `None` while a replica has not applied that round.
     fn offset(&self, table: &CompactedPartition) -> Option<u64> {
         let CleanupState { upto, round_index, .. } = table.state;
         let offset = self.behind.get(&table.id.0).map_or(upto, |offset| upto.min(*offset));
         (self.index >= round_index).then_some(offset)
     }
 
-    /// Returns whether every replica is clean as the last `Cleaned` says, and has applied it.
+    /// Returns whether every replica has applied the last `Cleaned`, and is clean as it states.
     fn is_as_recorded(&self, table: &CompactedPartition) -> bool {
         let CleanupState { cleaned, cleaned_index, .. } = table.state;
         let is_clean = self.behind.get(&table.id.0).is_none_or(|offset| *offset >= cleaned);
@@ -345,10 +351,10 @@ mod tests {
             (clean.offset(&table), clean.is_as_recorded(&table))
         };
         assert_eq!(replicas(&[(20, &[]), (25, &[(8, 3)])]), (Some(100), true));
-        // A round that is not done holds back neither its earlier part nor older tombstones.
+        // An unfinished round delays neither its finished part nor the removal of older tombstones.
         assert_eq!(replicas(&[(20, &[(7, 90)]), (25, &[(7, 60)])]), (Some(60), true));
         assert_eq!(replicas(&[(20, &[(7, 39)]), (25, &[(7, 90)])]), (Some(39), false));
-        // It is done, except for tombstones.
+        // The round is finished, except for tombstones.
         assert_eq!(replicas(&[(20, &[(7, 120)])]), (Some(100), true));
         assert_eq!(replicas(&[(19, &[]), (25, &[])]), (None, true), "not applied");
         assert_eq!(replicas(&[(9, &[]), (25, &[])]), (None, false));

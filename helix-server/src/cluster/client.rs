@@ -54,8 +54,8 @@ pub struct Cluster {
     progress: Mutex<BTreeMap<u64, ShardProgress>>,
     /// Reason why a new node has not joined yet; empty if there is none.
     pub(super) join_blocked: Mutex<String>,
-    /// Addresses of the members as other nodes report them. They are newer than this node's own
-    /// state if that was lost, or is too old to find the members that would bring it up to date.
+    /// Addresses of the members as other nodes report them. They are needed if this node's state
+    /// was lost, or is too old to find the members that would bring it up to date.
     pub(super) reported_addresses: Mutex<MemberAddresses>,
     pub(super) remote: Mutex<RemoteShards>,
     pub(super) silent: Mutex<SilentNodes>,
@@ -90,8 +90,8 @@ impl Cluster {
     }
 
     /// Returns whether other nodes have replicas of shard 0. A replica in repair implies it, since
-    /// only other nodes can repair it. `None`: shard 0 stopped before its voters were known. Retry
-    /// then, once it was reopened.
+    /// only other nodes can repair it. Returns `None` if shard 0 stopped before its voters were
+    /// known; retry after it was reopened.
     pub async fn has_other_replicas(&self) -> Option<bool> {
         let replica = self.replica();
         if replica.repair_of().is_some() {
@@ -106,8 +106,8 @@ impl Cluster {
         names_others(&voters, replica.id())
     }
 
-    /// As [`Self::has_other_replicas`], for a data shard that is not open here, so that its voters
-    /// are not known. `None` also while a change of its replicas may make this the only one.
+    /// Like [`Self::has_other_replicas`], for a data shard that is not open here, so its voters are
+    /// unknown. Also `None` while a change of its replicas may make this the only one.
     pub async fn data_has_other_replicas(&self, shard_id: u64) -> Option<bool> {
         let of_shard0 = self.has_other_replicas().await;
         let own = self.node_id();
@@ -250,8 +250,8 @@ impl Cluster {
         transferred.map_err(|error| Error::of_transfer(0, error))
     }
 
-    /// Sends a command to shard 0's leader and waits for its reply. If the leader changes
-    /// meanwhile, an idempotent command is sent again.
+    /// Sends a command to shard 0's leader and waits for its reply. If the leader changes before
+    /// the reply, an idempotent command is sent again.
     ///
     /// # Errors
     /// [`Error::OutcomeUnknown`] if an attempt got no response and may still take effect.
@@ -271,12 +271,12 @@ impl Cluster {
     ///
     /// # Errors
     /// [`Error::NoLeader`] if no leader of shard 0 responds, or if this node does not apply its
-    /// entries in time; [`Error::Draining`] if this node stops meanwhile.
+    /// entries in time; [`Error::Draining`] if this node stops first.
     pub async fn catch_up(&self) -> Result<()> {
         let asked = Instant::now();
         let mut last = self.last_catch_up.lock().await;
-        // An attempt that another caller began after this call serves this call too, also if it
-        // failed: without a leader, calls would wait for the end of one attempt each.
+        // An attempt that another caller began after this call serves this call as well, even if it
+        // failed. Otherwise each call would wait for a separate attempt while there is no leader.
         if let Some((began, succeeded)) = *last
             && began >= asked
         {
@@ -476,16 +476,16 @@ impl Cluster {
     /// Checks that a node has issued this producer id with this epoch to the owner of the stamp.
     ///
     /// # Errors
-    /// Those of [`ClusterState::check_identity`]. [`Error::NoLeader`] if this node does not know
-    /// the identity and shard 0 has no leader.
+    /// The errors of [`ClusterState::check_identity`]. [`Error::NoLeader`] if this node does not
+    /// know the identity and shard 0 has no leader.
     pub async fn check_identity(&self, stamp: &ProducerStamp) -> Result<()> {
         let check = |state: &ClusterState| state.check_identity(stamp);
         match self.machine.read(check) {
             Err(Refusal::UnknownProducer { .. }) => {}
             checked => return Ok(checked?),
         }
-        // Another node may have issued it so recently that this node has not applied it yet. The
-        // lease is later in the log.
+        // Another node may have issued it so recently that this node has not applied it yet. A new
+        // lease is later in the log, so once it is applied here, the earlier one is, too.
         let first = self.lease_producer_ids(stamp.owner).await?;
         let applied = async {
             while self.machine.read(ClusterState::next_producer_id) <= first {

@@ -38,16 +38,18 @@ pub struct CoordinatorRound {
     changed: BTreeSet<Arc<str>>,
     /// Version of the cluster's state that the assignments follow.
     version: u64,
-    /// Groups to assign, and not before when.
+    /// Groups to assign, each with its earliest time.
     due: BTreeMap<Arc<str>, Instant>,
-    /// Last computations that are more recent than the interval between two.
+    /// Time of the last assignment of each group, kept for [`GROUP_ASSIGNMENT_INTERVAL`].
     assigned: BTreeMap<Arc<str>, Instant>,
-    /// Deleted topics that groups still have offsets of, and when these are forgotten.
+    /// Deleted topics with offsets in groups, and the times when the offsets are removed.
     dropped: BTreeMap<Arc<str>, BTreeMap<u64, Instant>>,
 }
 
 impl CoordinatorRound {
-    /// Begins again: every member gets a whole session timeout at the next step.
+    /// Resets everything except the changed groups.
+    ///
+    /// Without a leadership, the next step begins the sessions of all members again.
     fn restart(&mut self, term: u64, leadership: Option<CancellationToken>) {
         let changed = std::mem::take(&mut self.changed);
         *self = Self { term, leadership, changed, ..Self::default() };
@@ -63,7 +65,7 @@ impl CoordinatorRound {
         self.due.entry(group).or_insert_with(|| earliest.unwrap_or_else(Instant::now));
     }
 
-    /// Returns when the offsets of a deleted topic are forgotten next.
+    /// Returns the next time when the offsets of a deleted topic are removed.
     fn next_forgotten(&self) -> Option<Instant> {
         self.dropped.values().flat_map(BTreeMap::values).min().copied()
     }
@@ -82,11 +84,12 @@ impl CoordinatorRound {
 }
 
 impl Cluster {
-    /// Takes the due steps for the groups of a shard that this node leads. Returns when the next
-    /// step is due, if no group changes before.
+    /// Takes the due steps for the groups of a shard, if this node is its leader.
+    ///
+    /// Returns when the next step is due, unless a group changes earlier.
     ///
     /// # Errors
-    /// Those of a step that has to be repeated.
+    /// The error of a step, which the caller has to repeat.
     pub async fn coordinate_groups(
         &self,
         shard: &Shard,
@@ -108,14 +111,14 @@ impl Cluster {
             return Ok(None);
         }
         if let Err(error) = shard.ready().await {
-            // No member could be heard meanwhile.
+            // Members could not send heartbeats while the shard was not ready.
             round.restart(0, None);
             return Err(error);
         }
         let (term, leadership) = (shard.term(), shard.leadership_token());
         let is_new = !round.is_of(term);
         if is_new {
-            // An old copy would take subscribed topics away.
+            // An outdated copy of the cluster's state may lack subscribed topics.
             self.catch_up().await?;
             shard.read_groups(|groups| shard.group_sessions().begin(groups));
             round.restart(term, Some(leadership));
@@ -142,7 +145,7 @@ impl Cluster {
             due.into_iter().for_each(|group| round.schedule(group));
             return Err(error);
         }
-        // Last and a few at a time, so that members never wait for many of them.
+        // Runs last and in small batches, so that members never wait for many of these proposals.
         forget_dropped_topics(shard, &mut round.dropped).await?;
         let next = round.due.values().min().copied();
         let next = next.into_iter().chain(shard.group_sessions().next_expiry());
@@ -166,8 +169,9 @@ impl Cluster {
         shard.change_group(name, GroupChange::Assign(assignment)).await
     }
 
-    /// Returns the topics that a group subscribes to, and its next assignment; `None` if it needs
-    /// none.
+    /// Returns the next assignment of a group and the topics that the group subscribes to.
+    ///
+    /// `None` if the current assignment is up to date, or the group has no members.
     async fn next_assignment(
         &self,
         shard: &Shard,
@@ -187,8 +191,8 @@ impl Cluster {
         Ok(group.next_assignment(&topics).map(|assignment| (topics, assignment)))
     }
 
-    /// Returns whether this node's copy of the cluster's state is older than the topics that the
-    /// group was last assigned.
+    /// Returns whether this node's copy of the cluster's state is older than the group's
+    /// assignment.
     fn is_older_than_assignment(&self, group: &ConsumerGroup) -> bool {
         self.machine().read(|state| {
             group.assigned_topics().iter().any(|(id, count)| match state.topic_by_id(*id) {
@@ -198,9 +202,11 @@ impl Cluster {
         })
     }
 
-    /// Notes the deleted topics that groups still have offsets of. Their offsets are kept for a
-    /// while, so that operators see what became of them, unless another topic has the name, or the
-    /// group needs the capacity.
+    /// Schedules the removal of the offsets in deleted topics.
+    ///
+    /// The offsets are kept for [`DELETED_OFFSETS_KEPT`], so that operators can see them. They are
+    /// removed at once if another topic has the name, the group has many offsets, or the shard has
+    /// many deleted topics.
     fn note_dropped_topics(&self, shard: &Shard, round: &mut CoordinatorRound) {
         let mut named: BTreeMap<Arc<str>, (bool, Vec<u64>)> = shard.read_groups(|groups| {
             let topics = |group: &ConsumerGroup| {
@@ -232,7 +238,7 @@ impl Cluster {
         }
     }
 
-    /// Returns the topics of a group whose names belong to other topics now.
+    /// Returns the topics of a group whose names now belong to other topics.
     fn replaced_topics(&self, shard: &Shard, group: &str) -> BTreeSet<u64> {
         // Read apart, so that only one lock is held at a time.
         let Some(group) = shard.read_groups(|groups| groups.snapshot(group)) else {
@@ -269,7 +275,7 @@ impl Cluster {
         Ok(self.machine().read(|state| state.group_shard(group)))
     }
 
-    /// Gives the slots of groups their shards, once in a cluster's life.
+    /// Assigns shards to the slots of groups. Happens once in the life of a cluster.
     ///
     /// # Errors
     /// [`Error::NoLeader`] while no shard is registered, and the errors of [`Self::command`] and
@@ -290,11 +296,12 @@ impl Cluster {
         }
     }
 
-    /// Waits until this node's replica of a shard has everything that was acknowledged before the
-    /// call, whether or not it is the leader.
+    /// Waits until this node's replica has everything that was acknowledged before the call.
+    ///
+    /// Works on followers and on the leader.
     ///
     /// # Errors
-    /// [`Error::NoLeader`] if no leader answers in time.
+    /// [`Error::NoLeader`] if no leader responds, or the replica does not catch up in time.
     pub async fn catch_up_shard(&self, shard: &Shard) -> Result<()> {
         let deadline = Instant::now() + READY_WAIT_MAX;
         loop {
@@ -322,10 +329,10 @@ impl Cluster {
 /// Longest wait for the protocol of a new cluster.
 const PROTOCOL_WAIT_MAX: Duration = Duration::from_secs(1);
 
-/// Delay before the leader of a shard is asked again.
+/// Delay before another request to the leader of a shard.
 const RETRY_DELAY: Duration = Duration::from_millis(20);
 
-/// Takes a step for each of the items, [`GROUP_PROPOSALS_MAX`] at once. Returns the last error.
+/// Runs a step for each item, [`GROUP_PROPOSALS_MAX`] concurrently. Returns the last error.
 async fn in_turns<'a, T, F>(items: &'a [T], step: impl Fn(&'a T) -> F) -> Result<()>
 where
     F: Future<Output = Result<()>>,
@@ -347,7 +354,7 @@ async fn remove_silent_members(shard: &Shard) -> Result<()> {
     });
     let entries: Vec<_> = entries.collect();
     in_turns(&entries, |&(group, members)| async move {
-        // Some may have been heard during an earlier proposal.
+        // Some members may have sent heartbeats during an earlier proposal.
         let members = sessions.end_expired(group, members);
         if !members.is_empty() {
             shard.metrics().on_expired_members(members.len() as u64);
@@ -360,7 +367,7 @@ async fn remove_silent_members(shard: &Shard) -> Result<()> {
     .await
 }
 
-/// Forgets the next of these dropped topics that are due, with one entry for each of a few groups.
+/// Removes the offsets of due dropped topics, with one entry for each of a few groups.
 async fn forget_dropped_topics(
     shard: &Shard,
     dropped: &mut BTreeMap<Arc<str>, BTreeMap<u64, Instant>>,
@@ -397,7 +404,7 @@ pub fn matched_topics(machine: &ClusterMachine, group: &ConsumerGroup) -> Vec<Ma
         named.map(|topic| (topic.id, topic.clone())).collect()
     });
     if !patterns.is_empty() {
-        // After the names, so that a topic of both is the newer one.
+        // Read after the names, so that the newer copy of a topic that matches both is kept.
         let snapshot = machine.topic_snapshot();
         topics.extend(snapshot.matched_by(&patterns).map(|topic| (topic.id, topic.clone())));
     }

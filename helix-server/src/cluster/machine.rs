@@ -24,7 +24,7 @@ pub struct ClusterMachine {
     access: watch::Sender<Arc<AccessState>>,
     /// Protocol version of the state that readers see.
     protocol: AtomicU32,
-    /// Topics of the version of the state that needed them last.
+    /// Snapshot of the topics, of the version of the state that was last requested.
     topics: Mutex<Arc<TopicSnapshot>>,
 }
 
@@ -34,8 +34,8 @@ struct Inner {
     wal: Wal,
     /// The state that readers see.
     state: ClusterState,
-    /// The state of the log while it is older than `state`: the log was reopened or replaced, and
-    /// is being replayed.
+    /// State of a log that was reopened or replaced and is being replayed, while it is older than
+    /// `state`.
     replaying: Option<ClusterState>,
 }
 
@@ -84,7 +84,7 @@ impl ClusterMachine {
         read(&self.lock().state)
     }
 
-    /// Returns the topics of the state that readers see. Takes them from it once for each version.
+    /// Returns the topics of the state that readers see. The snapshot is built once per version.
     pub fn topic_snapshot(&self) -> Arc<TopicSnapshot> {
         let mut known = sync::lock(&self.topics);
         let newer = self

@@ -1,6 +1,6 @@
 //! Peer addresses of the members, as recorded in one node's copy of the cluster's state. A node
-//! that has lost its copy gets them from other nodes. It could not learn of changes since it was
-//! configured otherwise, and it takes part in nothing before it has found the other nodes.
+//! that has lost its copy gets them from other nodes, because the addresses may have changed since
+//! it was configured. It takes part in nothing before it has found the other nodes.
 
 use std::collections::BTreeMap;
 

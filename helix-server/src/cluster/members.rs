@@ -105,9 +105,11 @@ impl Members {
         self.change.as_ref().filter(|change| !change.done)
     }
 
-    /// Returns whether other nodes have replicas of a data shard of node `own`, if that follows
-    /// `of_shard0` for shard 0. During a change each shard makes its part in its own time, so only
-    /// nodes that vote before and after it count. `None` if that leaves it open.
+    /// Returns whether other nodes have replicas of a data shard of node `own`; `None` if unknown.
+    ///
+    /// `of_shard0` is the result for shard 0, which holds for data shards while no change is in
+    /// progress. During a change, each shard changes its voters at a different time. So only nodes
+    /// that vote both before and after the change count.
     pub fn others_have_data(&self, own: u64, of_shard0: Option<bool>) -> Option<bool> {
         let (Some(change), Some(_)) = (self.running(), of_shard0) else { return of_shard0 };
         let others = || self.members.values().filter(|it| it.node_id != own && it.generation > 0);
@@ -184,7 +186,7 @@ impl Members {
             MemberCommand::PauseMoves(paused) => self.pause_moves(*paused)?,
             MemberCommand::CancelSplit(cancel) => self.cancel_split(*cancel),
             MemberCommand::EndSplit(end) => self.end_split(*end),
-            // They change topics, too: `ClusterState` applies them.
+            // `ClusterState` applies these commands, because they also change topics.
             MemberCommand::PlanSplit(_) | MemberCommand::SplitProgress(_) => ClusterReply::Done,
         };
         Ok(MembersUpdate { reply, is_changed: *self != before, removed })

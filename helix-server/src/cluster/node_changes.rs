@@ -34,7 +34,7 @@ struct CheckedChange {
     command: MemberCommand,
     /// Voters, a majority of which must be reachable.
     voters: BTreeSet<u64>,
-    /// The node that joins; it counts as reachable, since it was just asked.
+    /// The joining node. It counts as reachable, because its response is checked separately.
     newcomer: Option<u64>,
 }
 
@@ -147,7 +147,7 @@ impl Cluster {
         self.submit_unless_validating(command, validate_only).await
     }
 
-    /// Drains a node and waits until it leads no shard, or ends its draining.
+    /// Drains a node and waits until it leads no shards, or stops draining it.
     ///
     /// # Errors
     /// [`Error::NodeNotFound`] for an unknown node, [`Error::NotEnoughNodes`] if no other reachable
@@ -331,7 +331,7 @@ impl Cluster {
     }
 }
 
-/// Returns the first error, with what the others say: a request is corrected in one go.
+/// Returns the first error with the texts of all others, so that one correction is enough.
 fn all_of<const N: usize>(checks: [Result<()>; N]) -> Result<()> {
     let mut failed = checks.into_iter().filter_map(Result::err);
     let Some(first) = failed.next() else { return Ok(()) };

@@ -1,4 +1,5 @@
-//! Obstacles: why a replica or a move cannot go on, with a stable name, numbers and the next step.
+//! Obstacles: reasons why a replica, a move or a split makes no progress, with a stable name,
+//! numbers and the next step.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -12,14 +13,14 @@ const OTHER_SHARDS_FIRST: &str = "OTHER_SHARDS_FIRST";
 /// Maximum number of nodes or shards that an obstacle names.
 const LISTED_MAX: usize = 5;
 
-/// Why a replica or a move cannot go on.
+/// Reason why a replica, a move or a split makes no progress.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Obstacle {
     /// Stable name, such as `NODE_UNREACHABLE`. Empty from nodes of earlier versions.
     pub code: String,
     /// Cause, with numbers. Empty if nothing is in the way.
     pub what: String,
-    /// Step that helps.
+    /// Suggested step for the operator.
     pub next_step: String,
 }
 
@@ -173,13 +174,14 @@ pub(super) fn list(numbers: &[u64]) -> String {
     text.join(", ")
 }
 
-/// Returns how many of this many replicas may fail without a loss of their shard.
+/// Returns how many of this many replicas may fail while a majority remains.
 fn may_fail(replicas: usize) -> usize {
     replicas.saturating_sub(1) / 2
 }
 
-/// Returns why a node's replicas cannot go elsewhere: fewer replicas of a shard could fail without
-/// the node, or a single one would be left. `None` if the other nodes can take them.
+/// Returns why the other nodes cannot take over a node's replicas; `None` if they can.
+///
+/// Without the node, a shard would tolerate fewer failures, or would have a single replica left.
 pub(super) fn removal_obstacle(members: &Members, node_id: u64) -> Option<Obstacle> {
     let placement = members.placement()?;
     let others: BTreeSet<u64> =

@@ -1,4 +1,4 @@
-//! A split of a shard as the placement has it, and its encoding. `shard_split` has its steps.
+//! A split of a shard in the placement, and its encoding. `shard_split` implements its steps.
 
 use std::collections::BTreeMap;
 
@@ -34,18 +34,18 @@ pub struct SplitReplica {
     pub step: SplitStep,
 }
 
-/// The split that a shard is to come from.
+/// The split that creates a shard.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct PlacedSplit {
     /// Version of the cluster's state that planned it; 0 before it is planned.
     pub id: u64,
-    /// Shard that gives partitions.
+    /// Shard whose partitions are split off.
     pub parent: u64,
     pub rule: SplitRule,
     /// Replicas of the new shard by node.
     pub replicas: BTreeMap<u64, SplitReplica>,
     pub is_cancelled: bool,
-    /// No other split takes its place.
+    /// Once cancelled, no other split is planned in its place.
     pub gives_up: bool,
 }
 
@@ -54,7 +54,7 @@ impl PlacedSplit {
         self.id != 0
     }
 
-    /// Returns whether every replica has come this far.
+    /// Returns whether the split is planned and every replica has reached this step.
     pub fn has_reached(&self, step: SplitStep) -> bool {
         self.is_planned() && self.replicas.values().all(|replica| replica.step >= step)
     }

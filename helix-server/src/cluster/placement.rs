@@ -72,7 +72,7 @@ pub struct ShardMove {
     pub generation: u32,
     /// The new replica exists, and is never created again.
     pub is_created: bool,
-    /// The shard returns to the replicas from before.
+    /// The move is cancelled: the shard returns to its previous replicas.
     pub is_cancelled: bool,
     pub reason: MoveReason,
 }
@@ -82,7 +82,7 @@ pub struct ShardMove {
 pub struct PlacedShard {
     pub replicas: BTreeMap<u64, u32>,
     pub moving: Option<ShardMove>,
-    /// Split that the shard is to come from. It has no replicas before the end of it.
+    /// Split that creates the shard. The shard has no replicas until the split completes.
     pub split: Option<PlacedSplit>,
     /// Number of replicas that it should have; 0 for the cluster's number.
     pub replication_factor: u32,
@@ -118,7 +118,7 @@ impl PlacedShard {
         (moving.is_cancelled || moving.is_created || moving.to.is_none()).then_some(moving)
     }
 
-    /// Returns whether a node has this replica, is about to get it, or loses it only later.
+    /// Returns whether a node has or is about to get this replica, even if it is being moved away.
     pub fn names(&self, node_id: u64, generation: u32) -> bool {
         let moving = self.moving.filter(|it| it.to == Some(node_id));
         self.replicas.get(&node_id) == Some(&generation)
@@ -133,7 +133,7 @@ impl PlacedShard {
         moving.map(|it| it.generation).or(split).or_else(|| self.replicas.get(&node_id).copied())
     }
 
-    /// Returns whether a node's newest replica is still to become a member: a paused or waiting
+    /// Returns whether a node's newest replica is not part of the shard yet. A paused or waiting
     /// move may leave it without a leader for long, and the shard does not need it.
     pub fn awaits_replica(&self, node_id: u64) -> bool {
         let moving = self.moving.filter(|it| it.to == Some(node_id));
@@ -154,7 +154,7 @@ impl PlacedShard {
 /// Replicas of all shards.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReplicaPlacement {
-    /// Number of replicas of data shards without their own number, as far as there are nodes.
+    /// Replication factor of data shards without a separate one; limited by the number of nodes.
     pub(super) replicas: u32,
     /// By shard id, with shard 0.
     pub(super) shards: BTreeMap<u64, PlacedShard>,
@@ -172,18 +172,19 @@ pub struct ShardTarget {
 }
 
 impl ReplicaPlacement {
-    /// Returns the number of replicas of data shards without their own number, as far as there are
-    /// nodes.
+    /// Returns the replication factor of data shards without a separate one. The number of nodes
+    /// may limit the actual number of replicas.
     pub fn replicas(&self) -> u32 {
         self.replicas
     }
 
-    /// Returns the number of replicas that a data shard should have, as far as there are nodes.
+    /// Returns the replication factor of a data shard. The number of nodes may limit the actual
+    /// number of replicas.
     pub fn wanted_replicas(&self, shard: &PlacedShard) -> u32 {
         if shard.replication_factor == 0 { self.replicas } else { shard.replication_factor }
     }
 
-    /// Returns a shard's own number of replicas; 0 if it follows the cluster's.
+    /// Returns a shard's separate replication factor; 0 if it follows the cluster's.
     pub fn replication_factor(&self, shard_id: u64) -> u32 {
         self.shard(shard_id).map_or(0, |shard| shard.replication_factor)
     }

@@ -46,7 +46,7 @@ pub struct PlacementReport {
 }
 
 impl PlacementReport {
-    /// Returns the progress of a shard, with the reason why its move does not go on.
+    /// Returns the progress of a shard's move, with the reason if it is blocked.
     pub fn progress_of(&self, shard_id: u64) -> Option<ShardProgress> {
         let shard = self.members.placement()?.shard(shard_id)?;
         let moving = shard.moving.as_ref()?;
@@ -73,7 +73,7 @@ impl PlacementReport {
 }
 
 impl PlacementReport {
-    /// Returns why the split from which a shard is to come cannot go on.
+    /// Returns why the split that creates a shard makes no progress.
     pub fn split_obstacle(&self, shard_id: u64, split: &PlacedSplit) -> Obstacle {
         if let Some(pause) = self.split_pauses.get(&shard_id).filter(|_| !split.is_planned()) {
             return Obstacle::split_hung(*pause);
@@ -84,8 +84,8 @@ impl PlacementReport {
 }
 
 impl Cluster {
-    /// Returns the replicas that a shard should have by this node's copy of the state, its version,
-    /// and the move that these replicas finish.
+    /// Returns the version of this node's copy of the state, the replicas that a shard should have
+    /// according to it, and the move that these replicas finish.
     pub(super) fn current_target(
         &self,
         shard_id: u64,
@@ -112,10 +112,10 @@ impl Cluster {
         })
     }
 
-    /// Lets a shard keep its voters, without new replicas, while the moves are paused.
+    /// Keeps a shard's current voters as its target while moves are paused.
     ///
-    /// A shard whose voters have changed finishes its move, and a cancelled one leads back. Returns
-    /// whether the shard waits.
+    /// A shard whose voters have already changed finishes its move, and a cancelled move restores
+    /// the previous replicas. Returns whether the shard waits.
     pub(super) fn hold_back(
         &self,
         shard_id: u64,
@@ -136,8 +136,8 @@ impl Cluster {
         true
     }
 
-    /// Commits that a shard has the replicas after its move, or those from before a cancelled one.
-    /// Runs on the shard's leader, whose membership is the target.
+    /// Commits that a move is finished, or that a cancelled one has restored the old replicas. Runs
+    /// on the shard's leader, whose membership is the target.
     pub(super) async fn finish_move(
         &self,
         shard_id: u64,
@@ -302,7 +302,7 @@ impl Cluster {
         asked.await.into_iter().flatten().filter(|(_, why)| !why.is_empty()).collect()
     }
 
-    /// Keeps new replicas away from a node, or no longer.
+    /// Cordons a node, so that it gets no new replicas, or uncordons it.
     ///
     /// # Errors
     /// [`Error::NodeNotFound`] for an unknown node, [`Error::NotEnoughNodes`] if no other node may
@@ -312,8 +312,8 @@ impl Cluster {
         self.change_placement(command).await
     }
 
-    /// Brings the rack of this node in the cluster's state in line with its settings. Returns
-    /// whether it is, or cannot be yet.
+    /// Updates the rack of this node in the cluster's state. Returns whether it is up to date, or
+    /// cannot be set yet.
     pub async fn state_rack(&self, rack: &str) -> bool {
         let node_id = self.node_id();
         let is_other = self.machine().read(|state| {
@@ -346,8 +346,8 @@ impl Cluster {
         self.change_placement(MemberCommand::PauseMoves(paused)).await
     }
 
-    /// Cancels the move of a shard's replica, at any step until it is finished, and returns it; or
-    /// the split from which the shard is to come.
+    /// Cancels and returns the move of a shard's replica, or cancels the split that creates the
+    /// shard. A move can be cancelled until it is finished.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for an unknown shard, [`Error::ChangeRefused`] if nothing moves,
@@ -437,7 +437,7 @@ impl Cluster {
         self.catch_up().await?;
         let mut changes = self.machine().watch();
         let placed = async { while !is_placed() && changes.changed().await.is_ok() {} };
-        // Ignored: the state decides.
+        // Ignored: the state is checked again below.
         let _ = tokio::time::timeout(PLACEMENT_WAIT_MAX, placed).await;
         match is_placed() {
             true => Ok(()),

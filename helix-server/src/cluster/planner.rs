@@ -1,10 +1,10 @@
 //! Plans moves of replicas: a pure function of the committed placement and of the nodes that are
-//! reachable. Shard 0's leader runs it and submits its first actions; nothing else plans moves.
+//! reachable. Shard 0's leader runs it and submits its first step; nothing else plans moves.
 //!
 //! Goals in this order: replicas on nodes that stay and have their data, as many replicas as there
 //! should be, each shard's replicas in different racks, and equal numbers of replicas on all nodes.
-//! A move in progress counts as done, at its
-//! source and at its target. Each goal that cannot be reached now has a reason.
+//! A move in progress counts as done, both at its source and at its target. Each goal that cannot
+//! be reached now has a reason.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -24,7 +24,7 @@ pub struct PlannedMove {
     pub reason: MoveReason,
 }
 
-/// Something to do now.
+/// A step to take now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PlanStep {
     Move(PlannedMove),
@@ -36,7 +36,7 @@ pub enum PlanStep {
 }
 
 impl PlanStep {
-    /// Returns the command for this step, which counts only for this version of the state.
+    /// Returns the command for this step. A move is valid only for this version of the state.
     pub(super) fn command(self, planned_at: u64) -> MemberCommand {
         match self {
             Self::Move(PlannedMove { shard_id, from, to, reason }) => {
@@ -174,8 +174,8 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Returns whether all shards have their replicas where they should be; their numbers on the
-    /// nodes may differ. Shards that lack nodes count as complete.
+    /// Returns whether all shards have the replicas that they should have, except for optional
+    /// moves. Shards that lack nodes count as complete.
     pub fn is_complete(&self) -> bool {
         let is_spread = |step: &PlanStep| match step {
             PlanStep::Move(planned) => planned.reason.is_optional(),
@@ -185,7 +185,7 @@ impl Plan {
         self.steps.iter().all(is_spread) && self.stuck.iter().all(lacks_nodes)
     }
 
-    /// Returns the shards with a step or a reason to wait. A crowded rack is none.
+    /// Returns the shards with a step or a reason to wait, except for crowded racks.
     fn shards(&self) -> BTreeSet<u64> {
         let of_step = |step: &PlanStep| match step {
             PlanStep::Move(it) => it.shard_id,
@@ -201,7 +201,7 @@ impl Plan {
         self.shards().into_iter().filter(|shard_id| *shard_id != 0).count()
     }
 
-    /// Starts nothing: what would begin now waits. Moves that only spread replicas have no reason.
+    /// Turns all steps into reasons to wait. Optional moves are dropped.
     fn pause(&mut self) {
         for step in std::mem::take(&mut self.steps) {
             let (shard_id, node_id) = match step {
@@ -220,9 +220,10 @@ impl Plan {
     }
 }
 
-/// Plans the next moves. `reachable` has the nodes that respond, with this one, `down` those that
-/// have not responded for so long that others take their replicas. Nothing is planned without a
-/// placement.
+/// Plans the next moves; none without a placement.
+///
+/// `reachable` has the nodes that respond, including this one. `down` has the nodes that have not
+/// responded for so long that other nodes take their replicas.
 pub(super) fn plan(members: &Members, reachable: &BTreeSet<u64>, down: &BTreeSet<u64>) -> Plan {
     let Some(placement) = members.placement() else { return Plan::default() };
     let mut planner = Planner::new(members, placement, reachable, down);
@@ -257,7 +258,7 @@ pub(super) fn needs_no_move(members: &Members) -> bool {
         && !leaving.any(|it| members.has_replicas(it.node_id))
 }
 
-/// Returns why an operator's move would be followed by another one: it crowds a rack.
+/// Returns why the planner would undo an operator's move: it crowds a rack.
 pub(super) fn rack_objection(
     members: &Members,
     shard_id: u64,
@@ -365,8 +366,8 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// Moves a replica of a shard off a node that leaves, lost it or is down, or changes their
-    /// number.
+    /// Plans the most urgent move of a shard: off a node that leaves, lost its replica or is down,
+    /// or to correct the number of replicas.
     fn repair(&mut self, shard_id: u64, shard: &PlacedShard) {
         if shard.moving.is_some() || shard.split.is_some() {
             return;
@@ -375,7 +376,7 @@ impl<'a> Planner<'a> {
         let lost = shard.replicas.iter().find(|row| is_lost(*row)).map(|(node, _)| *node);
         let wanted = self.wanted(shard_id, shard);
         let leaving = shard.replicas.keys().copied().filter(|node| self.is_leaving(*node));
-        // Its vote in shard 0 goes last: through it the node learns what to do.
+        // A leaving node loses its shard 0 vote last, because it learns the plan through shard 0.
         let waits = |node: &u64| shard_id == 0 && self.members.has_data(*node);
         let waiting = leaving.clone().find(waits);
         let leaving = leaving.filter(|node| !waits(node));
@@ -399,7 +400,7 @@ impl<'a> Planner<'a> {
         // A new shard has no replica that would have to agree.
         let needed = if count == 0 { 0 } else { count / 2 + 1 };
         let live = self.live(&shard.replicas);
-        // A replica too many needs no successor.
+        // A surplus replica is removed without a target.
         let target = match from.is_some() && count > wanted {
             true => Ok(None),
             false => self.target(shard_id, shard, from),
@@ -410,7 +411,7 @@ impl<'a> Planner<'a> {
                 let after = self.live(rest) + usize::from(to.is_some());
                 let size = count + usize::from(to.is_some()) - usize::from(from.is_some());
                 if to.is_none() && reason == MoveReason::NodeDown && shard_id == 0 {
-                    // All nodes vote. It keeps its vote until it returns.
+                    // All nodes vote already, so this one keeps its vote until it returns.
                     return;
                 }
                 if to.is_none() && (from.is_none() || reason == MoveReason::NodeDown) {
@@ -455,8 +456,13 @@ impl<'a> Planner<'a> {
         others.filter_map(|node| Some((node, self.members.refusal_to_hold(node)?))).collect()
     }
 
-    /// Returns the node that gets a new replica: the one with the fewest. `None` if no node may
-    /// get one, and the unreachable nodes if only these may.
+    /// Returns the node that should get a new replica; `None` if no node may get one.
+    ///
+    /// Prefers the node that lost the replica, then racks with few replicas of the shard, then
+    /// nodes with few replicas.
+    ///
+    /// # Errors
+    /// The nodes that may get one, if all of them are unreachable.
     fn target(
         &self,
         shard_id: u64,
@@ -495,8 +501,8 @@ impl<'a> Planner<'a> {
         nodes.max_by_key(order).unwrap_or(0)
     }
 
-    /// Returns whether nothing is wrong in data shards, so that replicas may spread: what is wrong
-    /// changes the numbers, too.
+    /// Returns whether replicas may spread: no data shard needs a repair, which would change the
+    /// numbers of replicas as well.
     fn has_time(&self) -> bool {
         let is_data_repair = |step: &PlanStep| match step {
             PlanStep::Move(planned) => planned.shard_id != 0,
@@ -576,7 +582,7 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// Returns whether a shard's replicas are in as many racks after a move as before.
+    /// Returns whether a move leaves a shard's replicas as evenly spread over racks as before.
     fn keeps_racks(&self, shard: &PlacedShard, from: u64, to: u64) -> bool {
         let (old, new) = (self.rack(from), self.rack(to));
         let count = |rack: &str| self.in_rack(shard.replicas.keys(), rack);

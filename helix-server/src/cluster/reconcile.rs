@@ -33,7 +33,7 @@ pub struct ShardProgress {
     pub entries: u64,
     /// Approximate bytes of these entries.
     pub bytes: u64,
-    /// Last entry that the slowest new replica has; 0 if it has none, or if there is none.
+    /// Last entry of the slowest new replica; 0 if it has no entry or there is no new replica.
     pub caught_up_to: u64,
     /// Last committed entry of the shard; 0 if it is not known.
     pub commit_index: u64,
@@ -42,7 +42,7 @@ pub struct ShardProgress {
 }
 
 impl ShardProgress {
-    /// Returns the progress of a shard that nothing is known about but its phase.
+    /// Returns the progress of a shard of which only phase and obstacle are known.
     pub(super) fn new(shard_id: u64, version: u64, phase: ChangePhase, blocked: Obstacle) -> Self {
         let (entries, bytes, caught_up_to, commit_index) = (0, 0, 0, 0);
         Self { shard_id, version, phase, entries, bytes, caught_up_to, commit_index, blocked }
@@ -232,7 +232,7 @@ impl ReconcileInput<'_> {
     }
 }
 
-/// Where the reconciliation of a shard stands.
+/// State of the reconciliation of a shard.
 #[derive(Debug, Default)]
 pub(super) struct ReconcileState {
     /// Entries that new replicas still lack.

@@ -1,8 +1,8 @@
 //! Adds data shards while the cluster runs, and chooses the shards of new partitions.
 //!
-//! [`AddShards`] names new shards that have no replica. The planner gives each one its first
-//! replica like any replica that a shard lacks. Its node forms the shard with this replica alone,
-//! and the others join like moved ones. A shard takes partitions only once it has all of its
+//! [`AddShards`] names new shards that have no replica. The planner adds the first replica of each
+//! as it adds any missing replica. The replica's node forms the shard with this replica alone, and
+//! the other replicas join as in a move. A shard takes partitions only once it has all of its
 //! replicas, so that no record has fewer copies than it should.
 
 use std::collections::BTreeMap;
@@ -69,10 +69,10 @@ impl Members {
         Ok(())
     }
 
-    /// Takes the next id for a new shard that is given up after its first replica was created.
+    /// Replaces a new shard that is given up after its first replica was created.
     ///
-    /// Its node may have formed the shard. Another one under the same id would begin with the same
-    /// terms, and clients and nodes tell leaders of a shard apart by their terms.
+    /// The next shard gets a new id, because the node may have formed the old one. A shard with the
+    /// same id would begin with the same terms, by which clients and nodes distinguish leaders.
     pub(super) fn give_up_new_shard(&mut self, shard_id: u64) {
         let Some(placement) = &mut self.placement else { return };
         let given_up = placement.shards.remove(&shard_id);
@@ -137,9 +137,10 @@ impl ClusterState {
         self.shards.extend(new);
     }
 
-    /// Gives up new shards that may have lost their majority: without one, no replica could be
-    /// added or moved, and a replacement of a node would wait for that without end. They have no
-    /// partitions yet.
+    /// Gives up new shards that may have lost their majority. They have no partitions yet.
+    ///
+    /// Without a majority, no replica could be added or moved, and the replacement of a node would
+    /// wait permanently.
     pub(super) fn give_up_lost_shards(&mut self) {
         let Some(placement) = self.members.placement() else { return };
         if self.protocol < protocol::LOST_NEW_SHARDS {
@@ -154,8 +155,8 @@ impl ClusterState {
         }
     }
 
-    /// Returns the data shards that take partitions and have this own number of replicas; with 0,
-    /// those that follow the cluster's number.
+    /// Returns the data shards that take partitions and have this replication factor; 0 selects the
+    /// shards that follow the cluster's number.
     pub(super) fn shards_with(&self, replication_factor: u32) -> impl Iterator<Item = u64> {
         let of_shard = |shard: &u64| self.replication_factor_of(*shard);
         self.shards.iter().copied().filter(move |shard| of_shard(shard) == replication_factor)
@@ -166,8 +167,8 @@ impl ClusterState {
         self.members.placement().map_or(0, |it| it.replication_factor(shard))
     }
 
-    /// Returns the shards of a new topic in an order in which its first partitions go to the shards
-    /// with the fewest. Shards with equally many take their turn by the topic's id.
+    /// Orders the shards of a new topic so that its first partitions go to the least loaded shards.
+    /// The topic's id rotates shards with equally many partitions.
     pub(super) fn in_turn(&self, topic_id: u64, shards: &[u64]) -> Vec<u64> {
         let mut turns = shards.to_vec();
         if self.protocol < protocol::MORE_SHARDS || turns.is_empty() {
@@ -181,8 +182,8 @@ impl ClusterState {
         turns
     }
 
-    /// Returns where the next `more` partitions of a topic go. If there are shards that the topic
-    /// does not use, each partition goes to the shard with the fewest of the topic.
+    /// Returns the shards of the next `more` partitions of a topic. Unless the topic uses all
+    /// shards in turn, each partition goes to the shard with the fewest partitions of the topic.
     pub(super) fn turns(&self, topic: &TopicInfo, more: u32) -> Vec<ShardTurn> {
         let is_plain = topic.extents.iter().all(|extent| extent.shards.is_empty());
         // New partitions have as many replicas as those that exist.
@@ -198,7 +199,7 @@ impl ClusterState {
         let mut counts: BTreeMap<u64, u64> =
             shards.iter().map(|shard| (*shard, count_in(shard))).collect();
         let (mut turns, mut left) = (Vec::new(), more);
-        // Fills the shards with the fewest up to the next number. Without end there is none.
+        // Fills the least loaded shards up to the next higher count, or all evenly without one.
         while left > 0 {
             let least = counts.values().copied().min().unwrap_or(0);
             let next = counts.values().copied().filter(|count| *count > least).min();
@@ -234,7 +235,7 @@ impl ClusterState {
         }
     }
 
-    /// Takes the partitions of a topic from the counts: it goes, or is counted again.
+    /// Subtracts the partitions of a topic before it is deleted or counted again.
     pub(super) fn uncount_partitions(&mut self, topic: &TopicInfo) {
         for (shard, count) in topic.shard_counts() {
             let known = self.shard_partitions.entry(shard).or_default();

@@ -1,10 +1,10 @@
 //! Changes of the placement: a pure function of shard 0's log, like the members that it belongs to.
 //!
-//! A move is a row of committed steps. [`PlanMove`] gives the new replica a generation. Its node
-//! creates an empty log under that generation and says so with [`ReplicaCreated`]. Only then does
-//! the shard's leader let it learn, and lets it vote in place of the leaving one. With
-//! [`FinishMove`] the placement changes, and the node that lost its replica may delete its files.
-//! Until then a move can be cancelled, which leads back to the replicas from before.
+//! A move is a sequence of committed steps. [`PlanMove`] gives the new replica a generation. Its
+//! node creates an empty log under that generation and commits [`ReplicaCreated`]. Only then does
+//! the shard's leader add it as a learner, and let it vote in place of the leaving one.
+//! [`FinishMove`] changes the placement, and the node that lost its replica may delete its files.
+//! Until then a move can be cancelled, which restores the previous replicas.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -40,13 +40,13 @@ impl Members {
         self.refusal_to_hold(node_id).is_none()
     }
 
-    /// Returns whether the data of a replica is gone: it is older than the node's directory.
+    /// Returns whether a replica's data is lost: it is older than the node's data directory.
     pub fn is_lost(&self, node_id: u64, generation: u32) -> bool {
         self.get(node_id).is_none_or(|member| generation < member.generation)
     }
 
-    /// Returns the data shards of which a node has a log. It has none of a replica that is still to
-    /// be created, or that was lost with the node's directory.
+    /// Returns the data shards of which a node has a log. A replica has no log before it is
+    /// created, or after it was lost with the node's data directory.
     pub fn shards_with_log(&self, node_id: u64) -> impl Iterator<Item = u64> {
         let has_log = move |shard: &PlacedShard| {
             let moving = shard.moving.filter(|moving| moving.to == Some(node_id));
@@ -83,7 +83,7 @@ impl Members {
         if shard_id != 0 {
             return ShardTarget { voters, learners: BTreeSet::new() };
         }
-        // A leaving node follows shard 0 until it has nothing left.
+        // A leaving node follows shard 0 until all of its replicas are moved away.
         let follows =
             |it: &&Member| it.generation > 0 && (!it.leaving || self.has_replicas(it.node_id));
         let replicas = self.iter().filter(follows);
@@ -92,7 +92,7 @@ impl Members {
         ShardTarget { voters, learners }
     }
 
-    /// Returns the generation of this node's replica of a data shard, if it has or gets one.
+    /// Returns the generation of a node's replica of a data shard, if it has or gets one.
     pub fn replica_generation(&self, shard_id: u64, node_id: u64) -> Option<u32> {
         match self.placement() {
             Some(placement) => placement.shard(shard_id)?.generation_on(node_id),
@@ -109,8 +109,8 @@ impl Members {
         is_known && placement.shard(shard_id).is_none_or(|it| !it.names(node_id, generation))
     }
 
-    /// Returns whether other nodes have replicas of a data shard of node `own`; `None` if a move
-    /// leaves that open.
+    /// Returns whether other nodes have replicas of a data shard of node `own`; `None` if unknown:
+    /// without a placement of the shard, or while a move may change the result.
     pub(super) fn others_have_shard(&self, shard_id: u64, own: u64) -> Option<bool> {
         let shard = self.placement()?.shard(shard_id)?;
         let from = shard.moving.and_then(|it| it.from);
@@ -187,7 +187,7 @@ impl Members {
     ) -> Result<ClusterReply, ClusterReply> {
         let PlanMove { shard_id, from, to, reason, planned_at } = plan;
         if planned_at != 0 && planned_at + 1 != version {
-            // Something has changed since it was planned: its planner plans again.
+            // The state has changed since the move was planned, so the planner plans again.
             return Ok(ClusterReply::Done);
         }
         let node = |node: u64| Some(node).filter(|node| *node != 0);

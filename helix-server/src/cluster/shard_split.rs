@@ -1,14 +1,15 @@
 //! Splits of data shards: a new shard takes some partitions of another one, its parent.
 //!
-//! A split is a row of shard 0 with committed steps. [`PlanSplit`] chooses the parent, the share of
-//! its partitions and the replicas of the new shard. Each replica's node creates a log, copies the
-//! records that move, and says how far it is with [`SplitProgress`]. Once all have nearly
-//! everything, the parent's leader commits `Split` in the parent's log, which seals the partitions
-//! and fixes the state of the new shard. The last replica that has all records up to that entry
-//! ends the split: in the same step the partitions belong to the new shard. Until then it can be
-//! cancelled, and the parent opens its partitions again before another split is planned.
+//! A split is a sequence of steps that shard 0 commits. [`PlanSplit`] chooses the parent, the share
+//! of its partitions and the replicas of the new shard. Each replica's node creates a log, copies
+//! the records that move, and reports its progress with [`SplitProgress`]. Once all replicas have
+//! nearly everything, the parent's leader commits `Split` in the parent's log. That entry seals the
+//! partitions and fixes the state of the new shard. The split completes when the last replica has
+//! all records up to that entry. In the same step the partitions move to the new shard. Until then
+//! the split can be cancelled. The parent then opens its partitions again before another split is
+//! planned.
 //!
-//! Only one split is planned at a time: the number of partitions decides the next one.
+//! Only one split is planned at a time, because its result decides the next one.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,7 +20,7 @@ use super::placement::{PlacedShard, ReplicaPlacement};
 use super::state::ClusterState;
 use crate::log::{CancelSplit, ClusterReply, EndSplit, PlanSplit, SplitProgress, SplitRule};
 
-/// A split that has ended, so that its partitions are in the new shard.
+/// A completed split, whose partitions go to the new shard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct EndedSplit {
     pub(super) shard_id: u64,
@@ -61,7 +62,7 @@ impl Members {
             return Ok(ClusterReply::Done);
         }
         if parent == 0 {
-            // No shard can give partitions: it begins empty, like other shards that are added.
+            // No shard has partitions to give, so this one begins empty, like other added shards.
             if let Some(shard) = self.placed_mut(shard_id) {
                 shard.split = None;
             }
@@ -88,7 +89,7 @@ impl Members {
         self.placement.as_mut()?.shards.get_mut(&shard_id)
     }
 
-    /// Records the step of a replica. Returns the split if this ends it.
+    /// Records the step of a replica. Returns the split if this step completes it.
     pub(super) fn split_progress(&mut self, progress: SplitProgress) -> Option<EndedSplit> {
         let SplitProgress { shard_id, id, node_id, step } = progress;
         let step = SplitStep::from_number(step)?;
@@ -105,7 +106,7 @@ impl Members {
         Some(EndedSplit { shard_id, parent, rule })
     }
 
-    /// Cancels a split. A split that is not planned goes at once.
+    /// Cancels a split. An unplanned split that is given up is removed at once.
     pub(super) fn cancel_split(&mut self, cancel: CancelSplit) -> ClusterReply {
         let CancelSplit { shard_id, id, gives_up } = cancel;
         let is_unplanned =
@@ -121,8 +122,8 @@ impl Members {
         ClusterReply::Done
     }
 
-    /// Ends a cancelled split: its parent takes batches again. Another one is planned in its place,
-    /// unless it was given up.
+    /// Ends a cancelled split, once its parent takes batches again. Another split is planned in its
+    /// place, unless it was given up.
     pub(super) fn end_split(&mut self, end: EndSplit) -> ClusterReply {
         let EndSplit { shard_id, id } = end;
         let split = self.split_mut(shard_id, id).filter(|split| split.is_cancelled);

@@ -27,9 +27,8 @@ const SEALED_MAX: Duration = Duration::from_secs(5);
 /// Longest wait for records of a split.
 const RECORDS_WAIT_MAX: Duration = Duration::from_secs(10);
 
-/// Returns the next command for splits: to plan one, or to cancel one whose replicas are not
-/// coming. A pure function of the state, of the nodes that respond, and of the splits that may be
-/// tried now.
+/// Returns the next command for splits: plans one, or cancels one that cannot be built. A pure
+/// function of the state, of the nodes that respond, and of the splits that may be tried now.
 pub(super) fn next_split(
     state: &ClusterState,
     reachable: &BTreeSet<u64>,
@@ -65,7 +64,7 @@ pub(super) fn next_split(
     if replicas.keys().filter(is_live).count() <= replicas.len() / 2 {
         return None;
     }
-    // Partitions stay in shards with as many replicas as now.
+    // Partitions move only between shards with the same replication factor.
     let shards: Vec<u64> = state.shards_with(placed.replication_factor).collect();
     let total: u64 = shards.iter().map(|id| state.partitions_in(*id)).sum();
     let rule = Some(split_rule(state, parent, total, shards.len() + unplanned().count()));
@@ -74,8 +73,10 @@ pub(super) fn next_split(
     Some(MemberCommand::PlanSplit(PlanSplit { shard_id, parent, rule, nodes, planned_at }))
 }
 
-/// Chooses the share of a shard's partitions that a new one gets: as many as each shard would have
-/// if all partitions were spread evenly over this many, first of the topics with the most here.
+/// Chooses the share of a shard's partitions that a new shard gets.
+///
+/// The share is what each shard would have if all partitions were spread evenly over `shards`.
+/// Topics with the most partitions here are preferred.
 fn split_rule(state: &ClusterState, parent: u64, total: u64, shards: usize) -> SplitRule {
     let shards = shards.max(1) as u64;
     let here = state.partitions_in(parent);
@@ -101,8 +102,8 @@ fn split_rule(state: &ClusterState, parent: u64, total: u64, shards: usize) -> S
     rule((0..parts).min_by_key(cost).unwrap_or(0))
 }
 
-/// Returns the nodes for the replicas of a new shard: in different racks as far as that goes, then
-/// those with the fewest replicas. `None` while some of the nodes that may get one do not respond.
+/// Returns the nodes for the replicas of a new shard. Prefers different racks, then the nodes with
+/// the fewest replicas. Returns `None` while too few of the nodes that may get one respond.
 fn replica_nodes(
     state: &ClusterState,
     placement: &ReplicaPlacement,
@@ -130,7 +131,7 @@ fn replica_nodes(
     (!chosen.is_empty()).then_some(chosen)
 }
 
-/// The split that a shard has sealed partitions for, and since when this leader has seen that.
+/// Tracks how long this leader has seen partitions of a shard sealed for a split.
 #[derive(Debug, Default)]
 pub struct SealWatch(Option<(u64, Instant)>);
 
@@ -152,7 +153,7 @@ impl Cluster {
     /// nothing to do until the cluster's state changes.
     ///
     /// # Errors
-    /// The errors of [`Shard::command`] and [`Self::command`]. A repetition continues.
+    /// The errors of [`Shard::command`] and [`Self::command`]. A repeated call continues.
     pub async fn drive_split(&self, shard: &Shard, seal: &mut SealWatch) -> Result<bool> {
         let sealed = shard.read_state(|state| state.split().map(|split| (split.id, split.target)));
         let Some((id, target)) = sealed else {
@@ -211,7 +212,7 @@ impl Cluster {
         {
             return Ok(true);
         }
-        // With every partition that the split may move, from a state that has the split.
+        // Creates every partition that the split may move, from a state that has the split.
         self.propagate_to_shard(shard).await?;
         let (id, rule) = (split.id, split.rule);
         // A command of a leader with an older state is ignored. A partition that the parent lacks
@@ -226,7 +227,7 @@ impl Cluster {
         Ok(false)
     }
 
-    /// Lets the partitions of a cancelled split take batches again, and says so.
+    /// Lets the partitions of a cancelled split take batches again, and commits its end in shard 0.
     async fn open_again(&self, shard: &Shard, target: u64, id: u64) -> Result<()> {
         if shard.read_state(|state| state.ended_split()) < id {
             shard.command(ShardCommand::CancelSplit { id }).await?;
@@ -241,7 +242,7 @@ impl Cluster {
         self.command(ClusterCommand::Members(command)).await.map(drop)
     }
 
-    /// States how far this node's replica of a new shard is.
+    /// Reports the step that this node's replica of a new shard has reached.
     ///
     /// # Errors
     /// As [`Self::command`].
@@ -256,7 +257,7 @@ impl Cluster {
         self.command_members(MemberCommand::SplitProgress(progress)).await
     }
 
-    /// Cancels the split from which a shard is to come. Another one is planned.
+    /// Cancels the split that creates a shard. Another split is planned in its place.
     ///
     /// # Errors
     /// As [`Self::command`].
@@ -277,7 +278,7 @@ impl Cluster {
         let response = if node == self.node_id() {
             self.local_split_records(&request).await
         } else {
-            // This node pays for the bytes too: it writes them, beside the appends to its shards.
+            // Charges the bytes to this node's copy rate too: its disk also serves the appends.
             self.hub.wait_to_copy().await;
             let request = PeerRequest::SplitRecords(request).encode();
             let response = self.hub.call(node, request, RECORDS_WAIT_MAX).await;

@@ -1,7 +1,7 @@
-//! Pauses between the tries of a split. A try that hangs seals partitions for seconds before it is
-//! cancelled, so the tries of a split that keeps hanging become rare.
+//! Pauses between the attempts of a split. An attempt that hangs seals partitions for seconds
+//! before it is cancelled, so the attempts of a split that keeps hanging become rare.
 //!
-//! Shard 0's leader counts them; a new leader begins again.
+//! Shard 0's leader counts the attempts; a new leader starts at zero.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -61,7 +61,7 @@ impl SplitTries {
 }
 
 impl Cluster {
-    /// Notes the splits of this state, and returns whether none waits for time alone.
+    /// Records the splits of this state. Returns whether no split only waits for its next attempt.
     pub(super) fn observe_splits(&self, placement: Option<&ReplicaPlacement>) -> bool {
         let (mut tries, now) = (sync::lock(&self.split_tries), Instant::now());
         if let Some(placement) = placement {

@@ -21,7 +21,7 @@ pub use crate::records::RegisteredNode;
 /// Slots of consumer groups. Permanent: a group's name selects its slot.
 pub(super) const GROUP_SLOTS: usize = 256;
 
-/// New partitions of a topic, in these shards in turn. Without shards, in the topic's.
+/// New partitions of a topic, in `shards` in turn; in the topic's shards if `shards` is empty.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ShardTurn {
     pub(super) shards: Vec<u64>,
@@ -81,8 +81,8 @@ pub struct ClusterState {
     pub(super) group_slots: Vec<u64>,
     /// Epochs of each named producer by its id. Follows from `named`.
     pub(super) epochs: BTreeMap<u64, IssuedEpochs>,
-    /// Owners of issued ids by the first id of each; the ids up to the next first one follow it.
-    /// Empty while all are anonymous. The oldest are evicted.
+    /// Owners of issued producer ids, by the first id of each run. A run extends to the first id of
+    /// the next one. Empty while all owners are anonymous. The oldest runs are evicted.
     pub(super) id_owners: BTreeMap<u64, ProducerOwner>,
     /// Tokens and rules. Shared with calls, which keep the state that they were checked against.
     pub(super) access: Arc<AccessState>,
@@ -237,8 +237,8 @@ impl ClusterState {
         Ok(())
     }
 
-    /// Returns how the replication factor of a topic differs from that of the shards of another
-    /// attempt to create it. Shards that follow the cluster's number differ from none.
+    /// Describes how a topic's replication factor differs from the factor of a repeated creation.
+    /// Requested shards that follow the cluster's number match every topic.
     fn difference_of_replicas(&self, topic: &TopicInfo, new: &CreateTopic) -> Option<String> {
         let of = |shards: &[u64]| shards.first().map_or(0, |it| self.replication_factor_of(*it));
         let (is, asked) = (of(&topic.shards), of(&new.shards));
@@ -359,7 +359,7 @@ impl ClusterState {
             self.nodes.remove(&node_id);
         }
         if is_changed {
-            // First: once a shard takes partitions, it is never given up.
+            // Comes first, because a shard that takes partitions is never given up.
             self.give_up_lost_shards();
             self.open_new_shards();
         }

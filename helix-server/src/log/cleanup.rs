@@ -1,34 +1,35 @@
-//! Progress of a partition's compaction by key, as its shard's log has decided it.
+//! State of a partition's compaction by key, as the shard's log has decided it.
 
 use std::collections::{BTreeSet, HashSet};
 
 use super::{Partition, PartitionId, ShardState};
 
-/// A round of compaction that the log decided for a partition.
+/// A decided round of compaction of a partition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct CleanupRound {
-    /// Below this offset only the latest record of each key need stay.
+    /// Below this offset, only the latest record of each key has to stay.
     pub upto: u64,
-    /// Tombstones below need not stay either.
+    /// Tombstones below do not have to stay either.
     pub tombstones_below: u64,
 }
 
-/// Decisions about the compaction of a partition. Both offsets only grow.
+/// Decisions about the compaction of a partition. The offsets never decrease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct CleanupState {
-    /// The last round, which replicas may not have finished.
+    /// End of the last round, which replicas may not have finished.
     pub upto: u64,
     pub tombstones_below: u64,
-    /// Log index of its entry.
+    /// Log index of the entry that began the last round.
     pub round_index: u64,
     /// Below this offset every replica is known to be clean.
     pub cleaned: u64,
-    /// Agreed time of that, in µs since the Unix epoch.
+    /// Agreed time at which `cleaned` was reached, in µs since the Unix epoch.
     pub cleaned_us: u64,
-    /// Log index of its entry.
+    /// Log index of the entry that set `cleaned`.
     pub cleaned_index: u64,
-    /// Tombstones below go next, once their retention has passed since the time that follows. An
-    /// earlier `cleaned` with its time: a table that is written to always has a newer one.
+    /// Tombstones below are removed next, once their retention has passed since
+    /// `tombstones_next_us`. Both are copies of earlier values of `cleaned` and `cleaned_us`, since
+    /// those change all the time in a partition that is written to.
     pub tombstones_next: u64,
     pub tombstones_next_us: u64,
 }
@@ -38,7 +39,7 @@ impl CleanupState {
         *self == Self::default()
     }
 
-    /// Returns whether the values can follow from entries.
+    /// Returns whether the values are possible in a partition with this next offset.
     pub(super) fn is_sound(&self, next_offset: u64) -> bool {
         self.tombstones_below <= self.cleaned
             && self.tombstones_next <= self.cleaned
@@ -53,7 +54,7 @@ impl CleanupState {
         if is_due { self.tombstones_below.max(self.tombstones_next) } else { self.tombstones_below }
     }
 
-    /// Begins the retention of the tombstones below `cleaned`, unless that of older ones runs.
+    /// Begins the retention of tombstones below `cleaned`, unless older ones are still retained.
     fn begin_retention(&mut self) {
         if self.tombstones_next <= self.tombstones_below {
             self.tombstones_next = self.cleaned;
@@ -63,9 +64,11 @@ impl CleanupState {
 }
 
 impl Partition {
-    /// Begins a round at log index `at`. A round that does not reach further, that is beyond the
-    /// high watermark, or whose tombstones are not known to be the oldest record of their key, has
-    /// no effect.
+    /// Begins a round at log index `at`, or ignores it if it is invalid.
+    ///
+    /// A round must raise `upto` or `tombstones_below`, and must lower neither. It must end at or
+    /// below the high watermark, and must keep tombstones above `cleaned`. Rounds of topics that
+    /// are not compacted are ignored, too.
     pub(super) fn begin_cleanup(&mut self, at: u64, round: CleanupRound) {
         let CleanupState { upto, tombstones_below, cleaned, .. } = self.cleanup;
         let grows = round.upto > upto || round.tombstones_below > tombstones_below;
@@ -81,11 +84,11 @@ impl Partition {
         }
     }
 
-    /// Records at log index `at` that every replica is clean below `upto` since `time_us`.
+    /// Records at log index `at` that every replica is clean below `upto`, as of `time_us`.
     pub(super) fn finish_cleanup(&mut self, at: u64, upto: u64, time_us: u64) {
         if upto > self.cleanup.cleaned && upto <= self.cleanup.upto {
             self.cleanup.cleaned = upto;
-            // Never earlier than before, whatever the clocks of two leaders say.
+            // Never decreases, since the clocks of two leaders may differ.
             self.cleanup.cleaned_us = self.cleanup.cleaned_us.max(time_us);
             self.cleanup.cleaned_index = at;
             self.cleanup.begin_retention();
@@ -93,7 +96,7 @@ impl Partition {
     }
 }
 
-/// Finds the partitions of a shard that compaction by key concerns, without a scan of the others.
+/// Index of the partitions that compaction by key concerns, to avoid scans of all partitions.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct CleanupIndex {
     /// Topics that are compacted.
@@ -112,7 +115,7 @@ impl CleanupIndex {
         }
     }
 
-    /// Records the state of a partition.
+    /// Adds a partition that has had a round.
     pub(super) fn set_partition(&mut self, partition: &Partition) {
         if !partition.cleanup.is_default() {
             self.partitions.insert(partition.id);
@@ -125,13 +128,14 @@ impl CleanupIndex {
 }
 
 impl ShardState {
-    /// Returns the partitions that had a round, also those whose topic is no longer compacted.
+    /// Returns the partitions that have had a round, even if their topic is no longer compacted.
     pub fn partitions_with_rounds(&self) -> impl Iterator<Item = &Partition> {
         self.cleanup.partitions.iter().filter_map(|id| self.partition(*id))
     }
 
-    /// Returns a fingerprint of the tombstones that replicas may have removed from these streams; 0
-    /// if there are none. It changes with each round that lets more of them go.
+    /// Returns a fingerprint of the tombstones that replicas may have removed from these streams.
+    ///
+    /// Changes with each round that lets more tombstones go; 0 if there are none.
     pub fn forgotten(&self, streams: &HashSet<u64>) -> u64 {
         let rounds = self.partitions_with_rounds().map(|it| (it.id.0, it.cleanup.tombstones_below));
         let removed = rounds.filter(|(id, below)| *below > 0 && streams.contains(id));
@@ -214,7 +218,7 @@ mod tests {
         const HOUR_US: u64 = 3_600_000_000;
         const HOURS_KEPT: u64 = 24;
         let mut partition = partition(2);
-        // A record an hour, and a round for each.
+        // Appends one record per hour, and begins a round for each.
         for hour in 1..=100 {
             let now_us = hour * HOUR_US;
             let below = partition.cleanup.tombstones_due(now_us, HOURS_KEPT * HOUR_US);
@@ -222,7 +226,7 @@ mod tests {
             assert_eq!(partition.cleanup.tombstones_below, below);
             partition.finish_cleanup(2 * hour + 1, hour, now_us);
             assert_eq!(partition.cleanup.cleaned, hour);
-            // The record at an offset is clean everywhere an hour later.
+            // One hour after its append, a record is clean on every replica.
             assert!(below == 0 || below + HOURS_KEPT <= hour, "{below} at {hour} is early");
             assert!(below + 2 * HOURS_KEPT >= hour, "{below} at {hour} is late");
             assert!(partition.cleanup.is_sound(100));

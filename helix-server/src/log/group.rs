@@ -1,8 +1,9 @@
 //! Consumer groups of a data shard: members, assignments and committed offsets.
-//! A part of the shard's state, so a pure function of its log.
+//! They are part of the shard's state, so they depend only on its log.
 //!
-//! Epochs are indexes of the shard's log. The group epoch is that of the last change of members,
-//! subscriptions or topics; the assignment epoch is the group epoch that the targets belong to.
+//! Epochs are indexes of the shard's log. The group epoch is the index of the last change of
+//! members, subscriptions or topics. The assignment epoch is the group epoch that the targets were
+//! computed for.
 
 mod apply;
 mod assignor;
@@ -36,7 +37,7 @@ pub use order::{DELETED_GROUPS_MAX, StaleReason};
 pub use report::{MemberReport, MemberView, ReportStep};
 pub use sorted::{SortedMap, SortedSet};
 
-/// Bounds that apply enforces. Another value needs a new protocol version.
+/// Limits that apply enforces. Changing one needs a new protocol version.
 pub const GROUPS_PER_SHARD_MAX: usize = 20_000;
 pub const MEMBERS_PER_GROUP_MAX: usize = 1_000;
 /// Partitions and topics of an assignment, which fits into one entry.
@@ -46,7 +47,7 @@ pub const TOPICS_PER_GROUP_MAX: usize = 2_000;
 pub const OFFSETS_PER_GROUP_MAX: usize = 20_000;
 /// Different patterns of all members: each is compared with every topic of the cluster.
 pub const PATTERNS_PER_GROUP_MAX: usize = 50;
-/// Changes that are remembered for each committed offset.
+/// Changes that are kept for each committed offset.
 pub const OFFSET_HISTORY_MAX: usize = 8;
 /// Dropped topics whose names a group remembers.
 const DROPPED_TOPICS_MAX: usize = 200;
@@ -60,14 +61,14 @@ pub struct PartitionKey {
 
 /// All groups of a shard, by name.
 ///
-/// A reader may keep a group's state: the next change copies it then. So requests that read a large
-/// group do not hold the shard's lock meanwhile.
+/// Groups are copied on write: a reader may keep a group's state while others change it. Requests
+/// that read a large group therefore do not hold the shard's lock.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct GroupTable {
     groups: BTreeMap<Arc<str>, Arc<ConsumerGroup>>,
     /// Deletions that later commits must follow.
     deleted: DeletedGroups,
-    /// Commits are judged by their order: the first entry that said so was applied.
+    /// True once an applied entry has enabled the order of commits; never reset.
     is_ordered: bool,
     /// Estimated bytes of all groups in a checkpoint.
     bytes: usize,
@@ -98,7 +99,7 @@ pub struct ConsumerGroup {
 /// A member of a group.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GroupMember {
-    /// Empty if it has none.
+    /// Empty for a dynamic member.
     pub static_name: Box<str>,
     pub settings: Arc<GroupMemberSettings>,
     /// Index of the entry that added it.
@@ -173,7 +174,7 @@ pub enum GroupRefusal {
      what is newer"
 )]
 pub struct StaleCommit {
-    /// Partition that shows it; `None` if it is the whole group.
+    /// Partition whose order was violated; `None` for the whole group.
     pub partition: Option<PartitionKey>,
     /// Current epoch of the group's offsets.
     pub current: u64,
@@ -195,7 +196,7 @@ impl GroupTable {
         self.groups.get(name).map(|group| &**group)
     }
 
-    /// Returns the group's state now, which later changes leave alone.
+    /// Returns the current state of a group. Later changes do not affect it.
     pub fn snapshot(&self, name: &str) -> Option<Arc<ConsumerGroup>> {
         self.groups.get(name).cloned()
     }
@@ -204,7 +205,7 @@ impl GroupTable {
         self.groups.get_mut(name).map(Arc::make_mut)
     }
 
-    /// In the order of their names.
+    /// Iterates over the groups in the order of their names.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = (&Arc<str>, &ConsumerGroup)> {
         self.groups.iter().map(|(name, group)| (name, &**group))
     }
@@ -220,13 +221,14 @@ impl GroupTable {
         self.groups.is_empty()
     }
 
-    /// Returns whether commits are judged by their order.
+    /// Returns whether apply enforces the order of commits.
     pub fn is_ordered(&self) -> bool {
         self.is_ordered
     }
 
-    /// Returns the epoch that the next commit without a member has to name, also for a group that
-    /// does not exist.
+    /// Returns the epoch that the next commit without a member has to name.
+    ///
+    /// A group that does not exist also has one.
     pub fn offsets_epoch(&self, name: &str) -> u64 {
         self.get(name).map_or_else(|| self.deleted.epoch_of(name), |group| group.epochs.changed)
     }
@@ -241,7 +243,7 @@ impl ConsumerGroup {
         self.assignment_epoch
     }
 
-    /// In the order of their ids.
+    /// Iterates over the members in the order of their ids.
     pub fn members(&self) -> impl ExactSizeIterator<Item = (&Arc<str>, &GroupMember)> {
         self.members.iter()
     }
@@ -250,7 +252,7 @@ impl ConsumerGroup {
         self.members.get(id)
     }
 
-    /// Returns a member with its id, which has shared memory.
+    /// Returns a member with its id, whose memory can be shared.
     pub fn member_entry(&self, id: &str) -> Option<(&Arc<str>, &GroupMember)> {
         self.members.get_key_value(id)
     }
@@ -284,13 +286,12 @@ impl ConsumerGroup {
         !self.members.is_empty() && !self.subscribes(topic)
     }
 
-    /// Partitions with a committed offset or a history, in order.
+    /// Iterates over the partitions with a committed offset or a history, in order.
     pub fn offsets(&self) -> impl Iterator<Item = (PartitionKey, &CommittedRow)> {
         self.offsets.iter()
     }
 
-    /// Returns the ids of the topics with this name that the group has offsets of, also of those
-    /// that were dropped.
+    /// Returns the ids of the topics of this name with offsets, including dropped topics.
     pub fn topic_ids(&self, name: &str) -> Vec<u64> {
         let named = self.topic_names().filter(|(_, other)| &***other == name);
         named.map(|(id, _)| id).chain(self.dropped_topic(name)).collect()
@@ -305,7 +306,7 @@ impl ConsumerGroup {
         self.offsets.get(partition)
     }
 
-    /// Names of the topics with offsets, by id.
+    /// Iterates over the ids and names of the topics with offsets.
     pub fn topic_names(&self) -> impl Iterator<Item = (u64, &Arc<str>)> {
         self.offsets.names()
     }
@@ -315,14 +316,16 @@ impl ConsumerGroup {
         self.offsets.of_topic(topic_id).iter().any(|row| row.offset().is_some())
     }
 
-    /// Returns the id of a dropped topic of this name that had committed offsets, if no later one
-    /// has any.
+    /// Returns the id of a dropped topic of this name that had committed offsets.
+    ///
+    /// `None` once the group has committed to a later topic of the name.
     pub fn dropped_topic(&self, name: &str) -> Option<u64> {
         self.dropped_topics.get(name).copied()
     }
 
-    /// Returns the id of an earlier topic of this name to which the group's offsets belong, until
-    /// the group commits in the topic itself.
+    /// Returns the id of the earlier topic of this name that the group's offsets belong to.
+    ///
+    /// `None` once the group has committed to the topic itself.
     pub fn earlier_topic(&self, topic_id: u64, name: &str) -> Option<u64> {
         if self.offsets.has_topic(topic_id) {
             return None;
@@ -330,7 +333,7 @@ impl ConsumerGroup {
         if let Some(dropped) = self.dropped_topic(name) {
             return Some(dropped);
         }
-        // The coordinator may not have forgotten the earlier topic yet.
+        // The coordinator may not have removed the offsets of the earlier topic yet.
         let named = self.topic_names().filter(|(_, other)| &***other == name);
         named.map(|(id, _)| id).find(|id| self.has_offsets(*id))
     }
@@ -346,7 +349,7 @@ impl ConsumerGroup {
         self.is_assigned() && self.members.values().all(is_settled)
     }
 
-    /// Returns the settings in the form that other members share.
+    /// Returns these settings in an allocation that members with equal settings share.
     fn shared_settings(&self, spec: &MemberSpec) -> Arc<GroupMemberSettings> {
         let mut known = self.members.values().map(|member| &member.settings);
         let shared = known.find(|known| {
@@ -367,7 +370,7 @@ impl ConsumerGroup {
         })
     }
 
-    /// Returns the epoch that a member's responses have.
+    /// Returns the epoch that responses to a member state.
     pub fn member_epoch(&self, member: &GroupMember) -> u64 {
         self.assignment_epoch.max(member.joined_epoch)
     }
@@ -375,7 +378,7 @@ impl ConsumerGroup {
     /// Checks that the group has no members.
     ///
     /// # Errors
-    /// [`GroupRefusal::NotEmpty`], which names some.
+    /// [`GroupRefusal::NotEmpty`], which names some of the members.
     pub fn check_no_members(&self) -> Result<(), GroupRefusal> {
         if self.members.is_empty() {
             return Ok(());

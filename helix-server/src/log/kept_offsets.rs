@@ -1,4 +1,4 @@
-//! The offsets that stayed in a batch after compaction by key.
+//! Offsets of the records that compaction by key has kept in a batch.
 
 use std::fmt;
 
@@ -6,14 +6,14 @@ use bytes::{BufMut, BytesMut};
 
 use crate::limits::BATCH_BYTES_DEFAULT;
 
-/// Largest encoded form of the distances. With the rest of the head it fits the log.
+/// Maximum encoded size of the offsets, so that a head with them fits the log.
 const BYTES_MAX: usize = 56 << 10;
 
 /// Largest number of records in a batch of a compacted topic.
 ///
-/// Whatever stays of them, a bit for each offset fits the head. A batch of the default limit that
-/// is read with its distances, of at most 3 bytes each, stays below the 4 MiB that gRPC libraries
-/// receive by default.
+/// Up to this number, a bit for each offset fits the head, whichever records stay. In responses
+/// each distance takes at most 3 bytes. So a batch of the default limit stays below the 4 MiB that
+/// gRPC libraries receive by default.
 pub const COMPACTED_OFFSETS_MAX: u32 = 1 << 18;
 
 const _: () = assert!(COMPACTED_OFFSETS_MAX as usize <= BYTES_MAX * 8);
@@ -39,10 +39,11 @@ impl fmt::Debug for KeptOffsets {
 }
 
 impl KeptOffsets {
-    /// Returns the offsets that stayed, of `offset_count`.
+    /// Returns the offsets that stayed, of `offset_count` offsets.
     ///
-    /// Returns `None` if there are none, if they are not ascending and below `offset_count`, or if
-    /// they do not fit the head of a batch. Those of [`COMPACTED_OFFSETS_MAX`] always do.
+    /// Returns `None` if `deltas` is empty, not ascending, or not below `offset_count`, or if the
+    /// encoded form does not fit the head of a batch. Batches of up to [`COMPACTED_OFFSETS_MAX`]
+    /// offsets always fit.
     pub fn new(offset_count: u32, deltas: Vec<u32>) -> Option<Self> {
         let is_sorted = deltas.is_sorted_by(|a, b| a < b);
         let is_within = deltas.last().is_some_and(|last| *last < offset_count);
@@ -58,7 +59,7 @@ impl KeptOffsets {
         &self.deltas
     }
 
-    /// Returns the shorter form and its size.
+    /// Returns the shorter of the two forms, and its size in bytes.
     fn form(&self) -> (u8, usize) {
         let bitmap = (self.offset_count as usize).div_ceil(8);
         let distances = self.steps().map(varint_len).sum();
@@ -75,7 +76,7 @@ impl KeptOffsets {
         })
     }
 
-    /// Appends: offset_count u32, form u8, length u16, and the form.
+    /// Appends the encoding: offset_count u32, form u8, length u16, then `length` bytes.
     pub(super) fn encode_to(&self, bytes: &mut BytesMut) {
         let (form, length) = self.form();
         bytes.put_u32_le(self.offset_count);
@@ -92,9 +93,10 @@ impl KeptOffsets {
         }
     }
 
-    /// Bytes before the form, and where they have its length.
+    /// Bytes before the form: offset_count, form and length.
     pub(super) const PREFIX_BYTES: usize = 7;
 
+    /// Returns the length of the form, as the prefix states it.
     pub(super) fn form_bytes(prefix: &[u8; Self::PREFIX_BYTES]) -> usize {
         u16::from_le_bytes([prefix[5], prefix[6]]).into()
     }
@@ -107,7 +109,7 @@ impl KeptOffsets {
         record_count: u32,
     ) -> Option<Self> {
         let offset_count = u32::from_le_bytes([prefix[0], prefix[1], prefix[2], prefix[3]]);
-        // Before memory is taken for them.
+        // Checked before memory is allocated for the offsets.
         if form.len() > BYTES_MAX || record_count as usize > form.len() * 8 {
             return None;
         }

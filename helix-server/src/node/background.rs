@@ -1,5 +1,6 @@
 //! Background tasks of a node: form its shards, propagate topics to the shards that it leads,
-//! register the node, balance leaderships, transfer those on a stalled disk, checkpoint shard 0.
+//! register the node, balance leaderships, transfer leaderships away from a stalled disk, and
+//! checkpoint shard 0.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -22,7 +23,7 @@ const BALANCE_INTERVAL: Duration = Duration::from_secs(1);
 /// Interval at which a node asks for the leaders of shards without a replica here.
 const LEADERS_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Delay before a node asks for them after a change of the cluster's state.
+/// Delay between a change of the cluster's state and the next request for remote leaders.
 const NEW_LEADER_DELAY: Duration = Duration::from_millis(100);
 
 pub(super) fn start(node: &Arc<Node>) {
@@ -35,7 +36,7 @@ pub(super) fn start(node: &Arc<Node>) {
     tokio::spawn(learn_leaders(Arc::downgrade(node)));
 }
 
-/// Starts the tasks of an open data shard; they end when it is closed.
+/// Starts the tasks of an open data shard; they stop when it is closed.
 pub(super) fn start_shard(node: &Arc<Node>, shard: Arc<Shard>) {
     tokio::spawn(follow_leaders(Arc::downgrade(node), shard.watch_leadership()));
     tokio::spawn(leadership_log::run(shard.id(), node.info().node_id, shard.watch_leadership()));
@@ -106,7 +107,7 @@ async fn coordinate_groups(node: Weak<Node>, shard: Arc<Shard>) {
     }
 }
 
-/// Starts the tasks of shard 0; they end when it is closed.
+/// Starts the tasks of shard 0; they stop when it is closed.
 pub(super) fn start_cluster(node: &Arc<Node>) {
     tokio::spawn(follow_leaders(Arc::downgrade(node), node.cluster.watch_leadership()));
     let own = node.info().node_id;
@@ -114,8 +115,8 @@ pub(super) fn start_cluster(node: &Arc<Node>) {
     tokio::spawn(maintain_cluster(Arc::downgrade(node)));
 }
 
-/// Transfers leadership while a sync stalls, until the shard is closed. A task of its own, since a
-/// transfer takes a while.
+/// Transfers leadership while a sync stalls, until the shard is closed. Runs as a separate task
+/// because a transfer takes a while.
 async fn watch_disk(node: Weak<Node>, shard: Weak<Shard>) {
     let Some(interval) = node.upgrade().map(|node| node.hub.timing().timeout() / 2) else {
         return;
@@ -237,8 +238,8 @@ async fn form(node: &Weak<Node>, shard: &Arc<Shard>) -> std::io::Result<()> {
     shard.form().await
 }
 
-/// Forms a shard that was added to the cluster, if this is its first replica: as soon as the
-/// cluster's state says that it exists.
+/// Forms a shard that was added to the cluster, if this is its first replica. Waits until the
+/// cluster's state records that the replica exists.
 async fn form_added(node: &Weak<Node>, shard: &Arc<Shard>) -> std::io::Result<()> {
     let Some((mut versions, draining)) =
         node.upgrade().map(|node| (node.cluster.machine().watch(), node.draining.clone()))
@@ -343,8 +344,8 @@ async fn watch_route_inputs(node: Weak<Node>) {
     }
 }
 
-/// Asks for the leaders of the shards without a replica here: regularly, and soon after a change of
-/// the cluster's state, which may have made a shard.
+/// Asks for the leaders of the shards without a replica here, at an interval and soon after a
+/// change of the cluster's state, which may have added a shard.
 async fn learn_leaders(node: Weak<Node>) {
     let Some(mut versions) = node.upgrade().map(|node| node.cluster.machine().watch()) else {
         return;
@@ -358,7 +359,7 @@ async fn learn_leaders(node: Weak<Node>) {
                 if changed.is_err() {
                     return;
                 }
-                // A new shard elects its leader in that time.
+                // Gives a new shard time to elect its leader.
                 tokio::time::sleep(NEW_LEADER_DELAY).await;
                 versions.mark_unchanged();
             }
@@ -408,7 +409,7 @@ async fn balance_leaders(node: Weak<Node>) {
         if connected_since.elapsed() < limits::BALANCE_AFTER {
             continue;
         }
-        // A new leader stays as long, also if it was asked for.
+        // A leader keeps its shard for at least this time, even if an operator chose it.
         let led_for = limits::BALANCE_AFTER;
         if let Some((shard, to)) = node.cluster.next_balance(&[], led_for).await {
             let shard_id = shard.id();

@@ -34,8 +34,8 @@ const CLUSTER_SIZES: [usize; 5] = [1, 3, 5, 7, 9];
 /// Interval at which an empty node asks the other nodes.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Time that an empty node without configured peers waits before it forms a single-node cluster.
-/// Nodes that have it as a member dial it more often than that.
+/// Time for which an empty node without peers waits before it forms a single-node cluster. Nodes of
+/// a cluster that has it as a member dial it more often than that.
 const LISTEN_WAIT: Duration = Duration::from_secs(2);
 
 /// A node's identity in its cluster, and the logs that were just created or opened for it.
@@ -331,7 +331,8 @@ async fn handle_join(
     Ok(Some(Formation { peer_addrs: join.peer_addrs, ..formed }))
 }
 
-/// Creates the logs of this node's replicas, shard 0's last, so that it exists only if all do.
+/// Creates the logs of this node's replicas. Shard 0's log is the last, so it exists only if all
+/// logs do.
 async fn create(
     logs: &NodeLogs<'_>,
     handler: &BootstrapHandler,

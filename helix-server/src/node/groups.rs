@@ -1,4 +1,4 @@
-//! Consumer groups for requests: their shards, their partitions, and committed start positions.
+//! Consumer groups for requests: locates groups and partitions, and resolves start positions.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
@@ -17,23 +17,23 @@ use crate::log::{
 };
 use crate::shard::{GroupWatch, ReadFrom, Shard};
 
-/// Longest wait for the leader of a shard without a replica here, for figures that may be missing.
+/// Longest wait for watermarks from the leader of a shard without a replica here.
 const REMOTE_WAIT_MAX: Duration = Duration::from_secs(1);
 
-/// Interval at which a reader asks for its group, if the group's shard has no replica here.
+/// Interval at which a reader polls its group, if the group's shard has no replica here.
 const REMOTE_GROUP_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Start of a reader whose group has no usable committed offset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CommitFallback {
-    /// Earliest if the group has never committed, else fail.
+    /// Start at the earliest record if the group has never committed; otherwise fail.
     Safe,
     Fail,
     Earliest,
     Latest,
 }
 
-/// Start of a partition as a group has it.
+/// Committed start of a group in a partition.
 enum CommittedStart {
     Offset(u64),
     /// The group has never committed an offset in the partition.
@@ -75,7 +75,8 @@ impl Node {
     fn group_shard(&self, shard_id: u64) -> Result<Arc<Shard>> {
         match self.shards.get(shard_id) {
             Some(ShardSlot::Open(shard)) => Ok(shard),
-            // Final for the caller, so only where no other node can coordinate the group.
+            // Callers treat `CorruptLog` as final, so it is returned only if no other node can
+            // coordinate the group.
             Some(ShardSlot::Damaged(what)) if self.is_single_node() => {
                 Err(Error::CorruptLog { what })
             }
@@ -86,15 +87,16 @@ impl Node {
         }
     }
 
-    /// Returns the shard of a group whose replicas are on other nodes.
+    /// Returns the shard of a group if its replicas are on other nodes.
     async fn remote_group_shard(&self, group: &str) -> Result<Option<u64>> {
         self.check_member()?;
         let shard = self.cluster.group_shard(group).await?;
         Ok(shard.filter(|shard| self.cluster.is_elsewhere(*shard)))
     }
 
-    /// Asks the leaders of shards without a replica here for the ends of partitions, so that their
-    /// watermarks are known. Partitions of leaders that do not respond in time stay unknown.
+    /// Fetches watermarks of partitions from the leaders of shards without a replica here.
+    ///
+    /// Partitions of leaders that do not respond in time stay unknown.
     pub async fn learn_watermarks(&self, keys: impl IntoIterator<Item = PartitionKey>) {
         let mut by_shard: BTreeMap<u64, Vec<PartitionId>> = BTreeMap::new();
         let mut topic: Option<Arc<TopicInfo>> = None;
@@ -110,14 +112,15 @@ impl Node {
         by_shard.retain(|shard_id, _| self.cluster.is_elsewhere(*shard_id));
         let asked = by_shard.iter().map(|(shard_id, partitions)| async {
             let learning = self.cluster.remote_partitions(*shard_id, partitions);
-            // Ignored: they stay unknown.
+            // Ignored: the watermarks stay unknown.
             let _ = tokio::time::timeout(REMOTE_WAIT_MAX, learning).await;
         });
         join_all(asked).await;
     }
 
-    /// Returns the current watermarks of a partition whose shard has its replicas on other nodes;
-    /// `None` for any other one.
+    /// Returns the current watermarks of a partition whose shard has no replica here.
+    ///
+    /// `None` if the shard has one, or if the partition does not exist.
     ///
     /// # Errors
     /// [`Error::NoLeader`] if the leader does not respond or does not know the partition.
@@ -135,8 +138,9 @@ impl Node {
         }
     }
 
-    /// Returns the first groups of each shard without a replica here whose names sort after
-    /// `after`, sorted by name, at most `limit` of a shard.
+    /// Returns the first groups after a name in each shard without a replica here.
+    ///
+    /// The groups of a shard are sorted by name, at most `limit` of them.
     ///
     /// # Errors
     /// [`Error::NoLeader`] if the leader of a shard does not respond.
@@ -152,8 +156,9 @@ impl Node {
         join_all(asked).await.into_iter().collect()
     }
 
-    /// Returns whether the shard of a partition has a leader, and whether the partition is empty by
-    /// what that leader said last. `None` if the shard has a replica here.
+    /// Returns whether the shard of a partition has a leader, and whether the partition is empty.
+    ///
+    /// Uses the last watermarks that the leader has sent. `None` if the shard has a replica here.
     pub fn remote_state(&self, key: PartitionKey) -> Option<(bool, bool)> {
         let location = self.topic_of(key.topic_id)?.location(key.number)?;
         let is_elsewhere = self.cluster.is_elsewhere(location.shard_id);
@@ -213,8 +218,10 @@ impl Node {
         self.cluster.remembered_watermarks(location.partition).filter(|_| is_elsewhere)
     }
 
-    /// Like [`Self::watermarks_of`], if they cover an offset or come from the leader; a follower
-    /// that is behind does not know the end.
+    /// Like [`Self::watermarks_of`], but only if the watermarks cover `offset` or come from the
+    /// leader.
+    ///
+    /// A follower that is behind does not know the end.
     pub fn known_watermarks(&self, key: PartitionKey, offset: u64) -> Option<Watermarks> {
         let Some((_, shard, partition)) = self.locate_key(key) else {
             return self.remembered(key).filter(|it| offset <= it.high_watermark);
@@ -233,8 +240,9 @@ impl Node {
         unmatched(self.cluster.machine(), topics).into_iter().map(str::to_owned).collect()
     }
 
-    /// Returns the offset at which a reader of a group starts, from any node. An offset that the
-    /// reader has `reached` takes the place of the committed one.
+    /// Returns the offset at which a reader of a group starts. Works on any node.
+    ///
+    /// An offset that the reader has `reached` replaces the committed one.
     ///
     /// # Errors
     /// [`Error::NoCommittedOffset`], [`Error::OffsetOutOfRange`] and [`Error::TopicRecreated`] if
@@ -251,7 +259,7 @@ impl Node {
             Some(reached) => CommittedStart::Offset(reached),
             None => self.committed_start(group, located).await?,
         };
-        // Read after the group: an offset is committed after its records.
+        // Read after the group: records exist before their offset is committed.
         let watermarks = located.shard.watermarks(located.partition)?;
         let Watermarks { log_start, high_watermark } = watermarks;
         let reason = match committed {
@@ -362,9 +370,9 @@ impl Node {
                 Some(group.member_epoch(group.member(member_id)?))
             })
         };
-        // Either the epoch is wrong or this replica is behind. After a catch-up it has every epoch
-        // that a member received, and a member's epochs only grow. A shard without a leader cannot
-        // be asked: its open streams continue, and so new ones begin.
+        // Either the epoch is wrong or this replica is behind. After a catch-up, the replica has
+        // every epoch that a member has received, because the epochs of a member only grow. Without
+        // a leader, the check is skipped: open streams continue, so new streams may start too.
         if current().is_none_or(|it| it < epoch)
             && self.cluster.catch_up_shard(&shard).await.is_ok()
         {
@@ -386,7 +394,7 @@ impl Node {
     }
 }
 
-/// Where a reader learns of its group.
+/// Source of the group state for a reader.
 #[derive(Debug)]
 enum MembershipSource {
     Local {
@@ -396,7 +404,7 @@ enum MembershipSource {
     Remote {
         node: Weak<Node>,
         shard_id: u64,
-        /// The group as its leader sent it last.
+        /// Last state that the leader has sent; `None` if the group does not exist.
         state: Box<Option<ConsumerGroup>>,
     },
 }
@@ -411,7 +419,7 @@ pub struct ReaderMembership {
 }
 
 impl ReaderMembership {
-    /// Waits until the group has changed.
+    /// Waits until the group has changed. For a remote group, until its epoch has changed.
     pub async fn changed(&mut self) {
         let (node, shard_id, state) = match &mut self.source {
             MembershipSource::Local { watch, .. } => return watch.changed().await,
@@ -435,6 +443,8 @@ impl ReaderMembership {
     }
 
     /// Returns whether the group has changed since the last call.
+    ///
+    /// Always `false` for a remote group: only [`Self::changed`] polls it.
     pub fn take_changed(&mut self) -> bool {
         match &mut self.source {
             MembershipSource::Local { watch, .. } => watch.take_changed(),
@@ -457,7 +467,7 @@ impl ReaderMembership {
         };
         let lost = match &self.source {
             MembershipSource::Local { shard, .. } => {
-                // Read first: the state is at least as new.
+                // Read first, so that the state is at least as new as this index.
                 let is_newer = shard.applied() >= self.epoch;
                 shard.read_groups(|groups| lost_in(groups.get(&self.group), is_newer))
             }

@@ -69,14 +69,14 @@ impl Node {
     /// Checks that a batch with sequence 0 of a producer cannot be a duplicate, and that its
     /// identity was issued to its owner.
     ///
-    /// Apply takes the owner of a producer's first batch on a partition, or of an epoch's, for the
-    /// owner of the identity. So nothing else may propose such a batch.
+    /// Apply assumes that the owner of the first batch of a producer or epoch on a partition owns
+    /// the identity. So such a batch must not be proposed without this check.
     ///
     /// # Errors
     /// [`Refusal::UnknownProducer`] if the producer may have been forgotten, or if its id or its
     /// name's epoch was never issued. Such an id would be higher than all ids that are issued
     /// later; such an epoch would fence the name's producer permanently.
-    /// [`Refusal::ProducerNotOwned`] if another principal got it.
+    /// [`Refusal::ProducerNotOwned`] if the identity was issued to another principal.
     pub async fn check_producer(
         &self,
         located: &LocatedPartition,
@@ -114,7 +114,7 @@ impl Node {
         Box::pin(self.cluster.catch_up())
     }
 
-    /// Explains the failure of a call that names the id of its topic, or that began with it.
+    /// Explains the failure of a call on a partition whose topic was deleted or created again.
     ///
     /// Boxes the rare future so that callers stay small.
     pub fn explain_deleted<'a>(
@@ -133,7 +133,7 @@ impl Node {
         self.locate_with_id(topic, 0, partition)
     }
 
-    /// Returns the topic of a partition, and its place in the cluster.
+    /// Returns the topic of a partition, and the partition's location in the cluster.
     fn place(
         &self,
         topic: &str,
@@ -169,11 +169,11 @@ impl Node {
         }
     }
 
-    /// Returns the settings of the topic, as far as every member of the cluster follows them.
+    /// Returns the settings of the topic, without checks that some member does not know yet.
     pub fn settings_in_force(&self, topic: &TopicInfo) -> PartitionSettings {
         let mut settings = topic.settings;
-        // Leaders of a release before the check take any content. With one of them as a member, an
-        // append must not depend on the node that leads.
+        // Leaders of a release before the check accept any content. While one is a member, the
+        // outcome of an append must not depend on the node that leads.
         settings.takes_any_records |= self.cluster.protocol() < protocol::RECORD_VALIDATION;
         settings
     }

@@ -25,12 +25,12 @@ pub(super) fn start(node: &Arc<Node>) {
     tokio::spawn(watch_membership(Arc::downgrade(node)));
 }
 
-/// Starts the task of an open data shard; it ends when the shard is closed.
+/// Starts the task of an open data shard; it stops when the shard is closed.
 pub(super) fn start_shard(node: &Arc<Node>, shard: Arc<Shard>) {
     tokio::spawn(run_task(Arc::downgrade(node), Task::Replicas(Some(shard))));
 }
 
-/// Starts the tasks of shard 0; they end when it is closed.
+/// Starts the tasks of shard 0; they stop when it is closed.
 pub(super) fn start_cluster(node: &Arc<Node>) {
     for task in [Task::Replicas(None), Task::Members] {
         tokio::spawn(run_task(Arc::downgrade(node), task));
@@ -64,7 +64,8 @@ impl Task {
 }
 
 /// Runs the task whenever the cluster's state, the leadership or a connection has changed. An
-/// unfinished run is repeated soon. Ends when the node drains or is dropped.
+/// unfinished run is repeated soon. Stops when the shard is closed or the node drains or is
+/// dropped.
 async fn run_task(node: Weak<Node>, task: Task) {
     let Some((mut versions, mut leadership, mut peers, draining)) = node.upgrade().map(|node| {
         let (versions, peers) = (node.cluster.machine().watch(), node.hub.watch_peers());

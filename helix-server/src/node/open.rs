@@ -104,8 +104,11 @@ fn repair_state(repair_of: Option<&QuarantinedLog>) -> (bool, bool) {
     (repair_of.is_some(), repair_of.is_some_and(|quarantined| quarantined.vote.is_none()))
 }
 
-/// Returns the data shards whose logs exist on this node. They are created together, before the log
-/// of shard 0. So a shard that the cluster's state names and that has no log here has lost it.
+/// Returns the data shards whose logs exist on this node.
+///
+/// When a cluster forms, they are created before the log of shard 0. Later ones are named in the
+/// cluster's state only once their log exists. So a shard that the state names and that has no log
+/// here has lost it, or was deleted since.
 pub(super) async fn existing_shards(
     logs: &NodeLogs<'_>,
     formed: &Formation,
@@ -129,7 +132,7 @@ pub(super) async fn open_data_shards(
     let named = named_shards(cluster);
     for shard_id in existing.union(&named).copied() {
         if is_being_built(cluster, shard_id) {
-            // Not part of a shard yet: `split_builder` goes on with its log.
+            // The replica is not part of a shard yet; `split_builder` continues with its log.
             continue;
         }
         let has_other_replicas = cluster.data_has_other_replicas(shard_id).await;

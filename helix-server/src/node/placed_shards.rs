@@ -1,8 +1,8 @@
-//! Creates the replicas that the placement gives this node, and deletes those that it took away.
+//! Creates the replicas that the placement gives this node, and deletes removed ones.
 //!
-//! A new replica begins with an empty log. Only once shard 0 has committed that it exists may the
-//! shard count on it, and from then on it is never created again. Files are deleted only once shard
-//! 0 has committed that the replica is no longer part of its shard.
+//! A new replica begins with an empty log. The shard may count on it only once shard 0 has
+//! committed that it exists. From then on it is never created again. Files are deleted only once
+//! shard 0 has committed that the replica is no longer part of its shard.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -116,7 +116,8 @@ async fn delete_if_removed(node: &Arc<Node>, shard_id: u64) -> Result<()> {
             }
             let generation = logs.generation(shard_id).await?;
             if generation.is_none() {
-                // An old copy of the state may not name a replica whose log is damaged.
+                // The damaged log does not state its generation. An old copy of the state may not
+                // name its replica yet.
                 node.cluster.catch_up().await?;
                 if !names_none() {
                     return Ok(());
@@ -136,7 +137,7 @@ async fn delete_if_removed(node: &Arc<Node>, shard_id: u64) -> Result<()> {
     if node.draining.is_cancelled() {
         return Err(Error::Draining);
     }
-    // It may have been reopened meanwhile, as another object on the same log.
+    // The shard may have been reopened since, as another object on the same log.
     let shard = node.shard(shard_id);
     node.shards.remove(shard_id);
     node.cluster.set_shard(shard_id, None);

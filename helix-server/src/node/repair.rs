@@ -1,9 +1,10 @@
-//! Supervises the shards of a node. A stopped shard is reopened. Damage to sealed segments is
-//! repaired in place. A log that this does not repair is quarantined and replaced with a new one,
-//! which the other replicas fill, if a majority has everything without it: see
-//! `decision`. Until the new log has all entries that the old one had acknowledged, the
-//! replica does not vote and cannot be elected. docs/decisions/0018 and 0035 explain why that is
-//! sufficient.
+//! Supervises the shards of a node: reopens stopped shards and repairs damaged logs.
+//!
+//! Damage to sealed segments is repaired in place. A log that cannot be repaired in place is
+//! quarantined and replaced with a new one, which the other replicas fill. This happens only if a
+//! majority of voters has every entry without this replica (see `decision`). Until the new log has
+//! all entries that the old one had acknowledged, the replica does not vote and cannot be elected.
+//! docs/decisions/0018 and 0035 explain why that is sufficient.
 
 mod decision;
 mod in_place;
@@ -35,14 +36,14 @@ use unreplayed::{Shard0Opening, open_shard0_repaired};
 /// Interval between checks of a shard.
 const CHECK_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Pause after a transfer of leadership that failed.
+/// Time after a failed leadership transfer in which a leader repairs in place instead.
 const TRANSFER_RETRY_PAUSE: Duration = Duration::from_secs(5);
 
-/// Checks whether the other replicas have all entries of a closed log. They only lack entries that
-/// were in flight.
+/// Number of checks whether the other replicas have all entries of a closed log. They can lack only
+/// entries that were in flight.
 const CONFIRM_CHECKS: u32 = 5;
 
-/// Repairs in place that may have to wait before a new log is considered.
+/// Postponed in-place repairs in a row after which a new log is considered.
 const IN_PLACE_ATTEMPTS: u32 = 20;
 
 /// Minimum time between two attempts to reopen a shard.
@@ -54,7 +55,8 @@ pub(super) fn start(node: &Arc<Node>) {
     }
 }
 
-/// Starts to supervise a shard, unless it is supervised already. Ends when its replica is removed.
+/// Starts to supervise a shard, unless it is supervised already. The task stops when the replica is
+/// removed or the node drains.
 pub(super) fn start_shard(node: &Arc<Node>, shard_id: u64) {
     if sync::lock(&node.supervised).insert(shard_id) {
         let supervisor = ShardSupervisor { shard_id, ..ShardSupervisor::default() };
@@ -70,13 +72,13 @@ struct ShardSupervisor {
     reopened: Option<Instant>,
     /// Damage of the replica when it was last checked.
     damage: Vec<FoundDamage>,
-    /// Repairs in place in a row that had to wait.
+    /// Postponed in-place repairs and failed reopens in a row.
     delays: u32,
     /// Files whose damage cannot be repaired in place.
     unrepairable: BTreeSet<String>,
     /// Time of the last transfer of leadership that failed.
     transfer_failed: Option<Instant>,
-    /// The last warning; a repeated one is not logged again.
+    /// The last warning. The same warning is not logged twice in a row.
     last_warning: String,
 }
 
@@ -91,7 +93,8 @@ impl ShardSupervisor {
             }
             let Some(node) = node.upgrade() else { return };
             {
-                // A replica that is created again is supervised again.
+                // Unregisters the shard, so that a replica that is created later gets a new
+                // supervisor.
                 let mut supervised = sync::lock(&node.supervised);
                 if self.shard_id != 0 && node.shards.get(self.shard_id).is_none() {
                     supervised.remove(&self.shard_id);
@@ -129,7 +132,7 @@ impl ShardSupervisor {
             },
         };
         if let Some(why) = replica.stopped() {
-            // The node is stopping, and has closed it.
+            // The node closed the replica because it is shutting down.
             if node.draining.is_cancelled() {
                 return Ok(());
             }
@@ -137,7 +140,7 @@ impl ShardSupervisor {
             if matches!(replica.writable(), Err(helix_wal::Error::Poisoned { .. })) {
                 return Ok(());
             }
-            // Damage that stopped it is repaired once it runs again.
+            // The damage that stopped the replica is repaired once it runs again.
             self.damage = replica.found_damage();
             self.warn_once(&format!("restarting the stopped replica: {why}"));
             return self.reopen(node, &why, false).await;
@@ -165,7 +168,7 @@ impl ShardSupervisor {
         self.repair_damage(node, replica).await
     }
 
-    /// Takes the next step of a replica that serves, but has damage.
+    /// Takes the next repair step of a damaged replica that still serves.
     async fn repair_damage(&mut self, node: &Arc<Node>, replica: &Replica) -> Result<()> {
         let shard_id = self.shard_id;
         let wal = replica.wal();
@@ -176,7 +179,7 @@ impl ShardSupervisor {
         let kind = if file.is_some() { DamageKind::InPlace } else { DamageKind::NeedsNewLog };
         let has_failed = self.transfer_failed.is_some_and(|at| at.elapsed() < TRANSFER_RETRY_PAUSE);
         let is_leader = replica.is_leader() && !(has_failed && kind == DamageKind::InPlace);
-        // Read before the others are asked: they may only get ahead meanwhile.
+        // Read before the other replicas report, because their logs can only grow in between.
         let own = DamagedReplica { id: replica.id(), is_leader, kind, last: last_entry(replica) };
         let configs = replica.membership().configs;
         let reports = ask_others(node, shard_id, own.id, &configs).await;
@@ -202,8 +205,8 @@ impl ShardSupervisor {
                         self.last_warning.clear();
                     }
                     InPlaceOutcome::Later(why) => {
-                        // The other replicas may have trimmed an entry. Then only a new log ends
-                        // the wait, where the rule allows it.
+                        // If the other replicas have trimmed an entry, waiting does not help. Only
+                        // a new log does, if the rule allows one.
                         self.delays += 1;
                         let own = DamagedReplica { kind: DamageKind::NeedsNewLog, ..own };
                         let step = next_step(&own, &configs, &reports);
@@ -214,7 +217,7 @@ impl ShardSupervisor {
                         }
                         self.wait_for(node, &why);
                     }
-                    // It says nothing of the other replicas, and a new log needs space as well.
+                    // The other replicas may have every entry, and a new log needs space as well.
                     InPlaceOutcome::Shortage(error) => self.wait_for(node, &error.to_string()),
                     InPlaceOutcome::Unrepairable(why) => {
                         self.wait_for(node, &format!("{file} cannot be repaired in place: {why}"));
@@ -295,8 +298,8 @@ impl Node {
         NodeLogs { settings: &self.settings, failed: self.failed.clone() }
     }
 
-    /// Returns whether a majority of voters has all that a closed log has. Asked again after the
-    /// log was closed: until then it acknowledged further entries.
+    /// Returns whether a majority of voters has every entry of a closed log. Checked again after
+    /// the log was closed, because it acknowledged entries until then.
     async fn may_give_up(&self, shard_id: u64, closed: &Replica) -> bool {
         let own = DamagedReplica {
             id: closed.id(),
@@ -332,7 +335,7 @@ impl Node {
             return Err(Error::Draining);
         }
         if is_in_memory {
-            // Its votes would be lost with its log.
+            // A reopen would lose the votes of the replica together with its log.
             let what = format!("a replica in memory cannot be reopened: {why}");
             return Err(Error::StorageFailed { what, may_have_applied: false });
         }
@@ -374,7 +377,7 @@ impl Node {
         }
     }
 
-    /// Returns what every shard of this node is opened with.
+    /// Returns the dependencies that all shards of this node share.
     pub(super) fn shard_context(&self) -> ShardContext<'_> {
         ShardContext {
             members: self.handler.replica_ids(),
@@ -399,7 +402,7 @@ impl Node {
     async fn reopen_shard0(self: &Arc<Self>, damage: Option<&str>) -> Result<()> {
         let before = self.cluster.replica();
         let has_other_replicas = self.cluster.has_other_replicas().await;
-        // While that is unknown, the configured peers count, as at a start.
+        // If this is unknown, the configured peers decide, as at startup.
         let is_single_node =
             has_other_replicas.map_or_else(|| self.handler.is_single_node(), |has| !has);
         self.hub.stop_shard(0);

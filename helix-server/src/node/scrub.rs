@@ -71,7 +71,7 @@ async fn scrub(node: &Weak<Node>, shard_id: u64) -> bool {
             free_at = Instant::now() + PAUSE_MAX;
         }
         if let Some(damage) = &scrubbed.damage {
-            // The damage of a log that was closed meanwhile is ignored.
+            // Damage is ignored if the log was closed during the read.
             if with_replica(&node, shard_id, |it| !it.has_ended()).unwrap_or(false) {
                 reads.note(damage);
             }
@@ -84,7 +84,7 @@ async fn scrub(node: &Weak<Node>, shard_id: u64) -> bool {
         free_at += Duration::from_secs_f64(scrubbed.bytes as f64 / rate as f64);
         loop {
             let left = free_at.saturating_duration_since(Instant::now());
-            // A sleep of zero would never end on a simulated clock that stands still meanwhile.
+            // A zero sleep would never return on a simulated clock that does not advance.
             if left.is_zero() {
                 break;
             }

@@ -1,9 +1,10 @@
-//! Builds this node's replicas of shards that splits make: copies the records that move from the
+//! Builds this node's replicas of shards that splits create. Copies the records that move from the
 //! parent's replicas, and begins the new log with the state that the parent's log has fixed.
 //!
-//! The log is created once: from then on shard 0's state says so, and a log that is gone cancels
-//! the split. The replica opens once the split has ended, with which all replicas are built. So no
-//! log without the records ever votes, and a cancelled split leaves nothing that was committed.
+//! The log is created only once. Shard 0's state records its creation, and a log that is missing
+//! afterwards cancels the split. The replica opens once the split has completed, when all replicas
+//! are built. So a log without the records never votes, and a cancelled split leaves nothing that
+//! was committed.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -28,13 +29,13 @@ const RETRY_DELAY: Duration = Duration::from_millis(200);
 /// Interval at which a replica that has all records asks for more.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Elections that a replica of a new shard starts, until the others are open, and the first pause
-/// between them: longer than a vote takes, since a new election ends the one before.
+/// Elections that a replica of a new shard starts until the others are open, and the first pause
+/// between them. The pause is longer than a vote, because a new election aborts the previous one.
 const ELECTIONS: u32 = 5;
 const ELECTION_PAUSE: Duration = Duration::from_millis(100);
 
-/// A replica is ready once it lacks less than this, and less than it may copy in a second. The last
-/// copy is made while the partitions are sealed.
+/// A replica is ready once it lacks fewer bytes than this, and fewer than it may copy in a second.
+/// It copies the rest while the partitions are sealed.
 const READY_BYTES: u64 = 8 << 20;
 
 pub(super) fn start(node: &Arc<Node>) {
@@ -114,16 +115,16 @@ fn wanted(node: &Node) -> Option<NewReplica> {
     })
 }
 
-/// Standing of a log that this node builds, by the cluster's state.
+/// Status of a log that this node builds, according to the cluster's state.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Standing {
-    /// It lacks records, or shard 0 does not know yet that it has all.
+    /// The log lacks records, or shard 0 does not know yet that it is complete.
     Unfinished(NewReplica),
-    /// Others lack records, or its split was cancelled and has not ended.
+    /// Other replicas lack records, or the split was cancelled but is still in the state.
     Waits,
-    /// It is a replica of its shard.
+    /// The split has completed: the log is a replica of its shard.
     Ended,
-    /// It is not, and never will be, part of its shard.
+    /// The log is not part of its shard and never will be.
     Removed,
 }
 
@@ -154,7 +155,7 @@ fn standing(node: &Node, new: &NewReplica) -> Standing {
 /// state.
 async fn follow(node: &Arc<Node>, building: &mut Option<Building>) -> Result<Option<Duration>> {
     let Some(current) = building else {
-        // A built one, too: its log was open before a restart.
+        // May be a built replica, whose log was open before a restart.
         let Some(new) = wanted(node).filter(|new| !new.split.is_cancelled) else {
             open_built(node);
             return Ok(None);
@@ -179,8 +180,8 @@ async fn follow(node: &Arc<Node>, building: &mut Option<Building>) -> Result<Opt
     .map(|()| Some(Duration::ZERO))
 }
 
-/// Lets the supervisor open replicas that were built before a restart. The node began with a copy
-/// of the state in which their split had not ended.
+/// Lets the supervisor open replicas that were built before a restart. The node started with a copy
+/// of the state in which their split had not completed.
 fn open_built(node: &Arc<Node>) {
     if matches!(node.settings.storage, NodeStorage::Memory) {
         return;
@@ -207,7 +208,8 @@ struct Building {
 }
 
 impl Building {
-    /// Creates or opens the log. `None` if there is none where one was: the split is cancelled.
+    /// Creates or opens the log. Returns `None` if the replica is no longer wanted, or if its log
+    /// is missing although it was created. In the second case, cancels the split.
     async fn open(node: &Arc<Node>, new: NewReplica) -> Result<Option<Self>> {
         let NewReplica { shard_id, own: SplitReplica { generation, step }, .. } = new;
         // An old copy of the state could name a replica that has existed and was lost.
@@ -291,7 +293,7 @@ impl Building {
         Ok(Duration::ZERO)
     }
 
-    /// Commits how far this replica is. Without effect if the split was cancelled.
+    /// Commits the step that this replica has reached. Has no effect if the split was cancelled.
     async fn say(&mut self, node: &Arc<Node>, step: SplitStep) -> Result<()> {
         let NewReplica { shard_id, ref split, .. } = self.new;
         node.cluster.state_split_progress(shard_id, split.id, step).await?;
@@ -299,9 +301,9 @@ impl Building {
         Ok(())
     }
 
-    /// Asks the parent's replicas in turn: this node's own first, which sends nothing, and the
-    /// leader last, which appends already. Each returns only what it has applied, and the receiver
-    /// checks every entry (`SplitLog::add`).
+    /// Asks the parent's replicas in turn. This node's replica is the first, because it needs no
+    /// transfer. The leader is the last, because it also serves the appends. Each replica returns
+    /// only what it has applied, and the receiver checks every entry (`SplitLog::add`).
     async fn fetch(&self, node: &Arc<Node>) -> Result<SplitRecords> {
         let NewReplica { shard_id, ref split, .. } = self.new;
         let own = node.settings.node_id;
@@ -351,7 +353,7 @@ impl Building {
         tracing::info!(shard_id, parent = self.new.split.parent, "built a replica of a new shard");
         node.begin_shard(shard.clone());
         repair::start_shard(node, shard_id);
-        // The others wait out their election timeout.
+        // One replica starts an election at once; the others wait for their election timeout.
         let voters: Vec<_> = self.new.split.voters().collect();
         let turn = usize::try_from(shard_id).unwrap_or(0) % voters.len().max(1);
         if voters.get(turn) == Some(&shard.replica().id()) {
@@ -379,7 +381,7 @@ impl Building {
 
 /// Starts an election, unless there is a leader.
 async fn elect(shard: Arc<Shard>) {
-    // The other replicas open at the same time, and do not vote before.
+    // The other replicas open at about the same time, and cannot vote before they are open.
     let mut pause = ELECTION_PAUSE;
     for _ in 0..ELECTIONS {
         // Without effect on a replica that has stopped.

@@ -1,7 +1,8 @@
-//! Compaction by key: the part of each replica, once the log has decided a round.
+//! Compaction by key on one replica: carries out the rounds that the shard's log has decided.
 //!
-//! `pass.rs` decides about records with a map from `key_map.rs`, on the thread of `worker.rs`, and
-//! the log rewrites its segments. The leader of the shard proposes rounds ([`crate::cluster`]).
+//! `pass.rs` decides which records stay, with a map from `key_map.rs`, on the thread of
+//! `worker.rs`. The log then rewrites its segments. The leader of the shard proposes rounds
+//! ([`crate::cluster`]).
 
 mod key_map;
 mod key_table;
@@ -37,7 +38,7 @@ pub use report::{CleanerStats, PartitionCleanup, TableSizes};
 pub use rounds::{CompactedPartition, NextRound};
 pub use worker::CleanerWorker;
 
-/// Work that a decided round leaves to do in one partition.
+/// A decided round that this replica has not finished in one partition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct DueRound {
     partition: PartitionId,
@@ -50,15 +51,17 @@ impl DueRound {
     fn of(partition: &Partition, mark: CleanMark) -> Option<Self> {
         let mut round = partition.cleanup;
         if !partition.settings.is_compacted() {
-            // Only what readers need: every replica may lack these records.
+            // Finishes only what readers need: other replicas may have removed records below
+            // `cleaned`.
             round.upto = round.cleaned;
         }
         Self::of_round(partition, round, mark)
     }
 
-    /// Returns the work that the last round leaves if the topic is still compacted.
+    /// Returns the unfinished work of the last round, even if the topic is not compacted here.
     ///
-    /// The leader may know so, and this replica not yet: the setting was changed there and back.
+    /// The setting may have been changed there and back. The leader may know both changes, and this
+    /// replica only the first.
     fn of_last_round(partition: &Partition, mark: CleanMark) -> Option<Self> {
         Self::of_round(partition, partition.cleanup, mark)
     }
@@ -68,7 +71,7 @@ impl DueRound {
         (!due.is_done()).then_some(due)
     }
 
-    /// Offset up to which this replica is clean. What retention has deleted is.
+    /// Returns the offset below which this replica is clean; deleted records count as clean.
     fn clean(&self) -> u64 {
         self.mark.upto.max(self.log_start)
     }
@@ -88,10 +91,11 @@ impl DueRound {
         if self.clean() >= wanted { wanted } else { self.mark.also.min(self.clean()) }
     }
 
-    /// Returns the offset up to which the partition can be cleaned now, of those below `cleanable`;
+    /// Returns the offset up to which the partition can be cleaned now, at most `cleanable`.
+    ///
     /// `None` if nothing can be done.
     fn end(&self, cleanable: u64) -> Option<u64> {
-        // Of a topic that is no longer compacted more may be clean than what is still decided.
+        // A topic that is no longer compacted may be clean beyond the offset that is still decided.
         let end = cleanable.min(self.round.upto.max(self.clean()));
         let has_records = end > self.clean();
         let has_tombstones = end >= self.clean() && self.tombstones_below() > self.mark.also;
@@ -99,7 +103,7 @@ impl DueRound {
     }
 }
 
-/// Runs until the shard drains or is closed.
+/// Cleans the partitions of a shard until it drains or is closed.
 pub(super) async fn run(shard: Arc<Shard>) {
     let mut tick = tokio::time::interval(CLEANER_INTERVAL);
     tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -139,8 +143,9 @@ pub(super) async fn run(shard: Arc<Shard>) {
     }
 }
 
-/// Waits for a pass. Calls `on_tick` at each tick meanwhile, since the pass may take long, or wait
-/// for memory that other shards use.
+/// Waits for a pass, and calls `on_tick` at each tick.
+///
+/// The pass may take long, or wait for memory that other shards use.
 async fn with_ticks<T>(
     pass: impl Future<Output = T>,
     tick: &mut Interval,
@@ -178,10 +183,11 @@ fn choose(shard: &Shard, due: &[DueRound]) -> ChosenTables {
     shard.cleaner.choose(ends, Instant::now())
 }
 
-/// Waits for memory if something can be cleaned now. Returns the memory, and what is chosen then.
+/// Waits for memory if a partition can be cleaned now. Returns the memory and the chosen
+/// partitions.
 ///
 /// # Errors
-/// If the process stops.
+/// The wait for memory fails if the process stops.
 async fn choose_with_memory(
     key_maps: &KeyMapMemory,
     choose: impl Fn() -> ChosenTables,
@@ -190,7 +196,7 @@ async fn choose_with_memory(
         return Ok(None);
     }
     let memory = key_maps.begin_pass().await?;
-    // Again, since rounds, marks and segments may have changed during the wait.
+    // Chooses again, since rounds, marks and segments may have changed during the wait.
     Ok(Some((memory, choose())))
 }
 
@@ -204,8 +210,9 @@ struct FilledTable {
     mark: CleanMark,
 }
 
-/// Fills the maps of partitions, as many as there is memory for. A partition that fails is
-/// reported, and does not stop the others. Returns the last failure, too.
+/// Fills the maps of as many partitions as there is memory for. Returns the last failure, too.
+///
+/// A partition that fails is reported, and does not stop the others.
 async fn fill_tables<F>(
     cleaner: &CleanerReport,
     memory: &Arc<PassMemory>,
@@ -242,7 +249,7 @@ where
     (filled, failure)
 }
 
-/// Does one pass over some of the partitions. Returns false if none can be cleaned now.
+/// Runs one pass over some of the partitions. Returns false if none can be cleaned now.
 ///
 /// # Errors
 /// Says why the pass failed; the partitions are reported as uncleanable.
@@ -268,13 +275,13 @@ async fn clean_some(shard: &Arc<Shard>) -> Result<bool, PassError> {
     let below = passes.iter().map(|(stream, pass)| (*stream, pass.upto())).collect();
     let (sender, done) = oneshot::channel();
     let filter = Arc::new(CleanFilter::new(passes, shard.cleaner_worker.clone()));
-    // Ignored where the shard has closed meanwhile.
+    // Ignored: the receiver is gone if the shard has closed.
     let done_sender = Box::new(move |result| drop(sender.send(result)));
     let request = CleanRequest { filter: filter.clone(), below, dirty, marks, done: done_sender };
     shard.wal.clean(request);
     let done = done.await;
     let has_refused = filter.has_refused();
-    // Freeing a map of many keys takes a while.
+    // On the worker, since freeing a map of many keys takes a while.
     shard.cleaner_worker.run(move || drop(filter)).await?;
     match done {
         Ok(Ok(())) => {
@@ -284,9 +291,10 @@ async fn clean_some(shard: &Arc<Shard>) -> Result<bool, PassError> {
         Ok(Err(error)) => {
             shard.reads.note(&error);
             let mut error = PassError::from(error);
-            // The log says the same of a batch that the filter refuses, and of a busy segment.
+            // The log returns the same error for a batch that the filter refuses and for a busy
+            // segment.
             error.is_transient &= !has_refused;
-            // Only one of several may be the reason, so they are tried one by one next.
+            // One partition may be the reason for all, so they are retried one by one.
             shard.cleaner.fail(partitions, &error, Instant::now());
             Err(error)
         }
@@ -324,16 +332,18 @@ async fn fill(
     Ok(pass)
 }
 
-/// Finds the ranges of a partition that a pass changes: of each segment, from its first changed
-/// batch on. Segments without one need not be rewritten.
+/// Finds the ranges of a partition that a pass changes.
+///
+/// In each segment, the range begins at the first changed batch. Segments without a changed batch
+/// need not be rewritten.
 async fn find_dirty(
     shard: &Shard,
     due: &DueRound,
     mut pass: CleanPass,
 ) -> Result<(CleanPass, Vec<Range<u64>>), PassError> {
     let mut ranges = Vec::new();
-    // Reads begin where the share before ends, and end where the pass does, not at the first record
-    // of a share: a withheld segment may have records in between, and then nothing is clean.
+    // Each read begins where the previous share ends, not at the first record of its own share. A
+    // quarantined segment may have records in between, and then the read has to fail.
     let mut next = due.log_start;
     let ends = shard.wal.stream_rows(due.partition.0).into_iter().map(|row| row.next);
     for share_end in ends.chain([u64::MAX]) {
@@ -370,7 +380,7 @@ where
     let (mut found, mut last) = (VecDeque::new(), None);
     while offset < end && last.is_none() {
         if found.is_empty() {
-            // Not on the worker's thread: appends wait for the lock of the log.
+            // Not on the worker's thread, which must not wait for the lock of the log.
             let (wal, reads) = (shard.wal.clone(), shard.reads.clone());
             let reading = move || read(&wal, &reads, partition, offset, end);
             found = VecDeque::from(shard.reads.cold(reading).await??);
@@ -401,12 +411,12 @@ where
     Ok((pass, last))
 }
 
-/// Work on batches in one step.
+/// Work that one step has done on batches.
 #[derive(Debug, Clone, Copy, Default)]
 struct StepWork {
-    /// Bytes as they are stored.
+    /// Stored bytes of the payloads.
     read: usize,
-    /// Bytes after decompression, which the CPU works on.
+    /// Bytes after decompression, which determine the CPU time.
     decoded: usize,
 }
 
@@ -416,13 +426,13 @@ impl StepWork {
         self.decoded += entry.decoded_bytes();
     }
 
-    /// Returns whether the rest is left to the next step: a block may decompress to much more.
+    /// Returns whether the step has done enough: a block may decompress to a multiple of its size.
     fn is_enough(&self) -> bool {
         self.decoded >= CLEANER_READ_BYTES
     }
 }
 
-/// Counts work, and waits as long as it may take.
+/// Counts the work of a step, and pauses to keep the read rate within its limit.
 async fn pause_after(shard: &Shard, work: StepWork) {
     shard.cleaner.count_read(work.read as u64);
     let bytes = work.decoded.max(work.read);
@@ -430,8 +440,9 @@ async fn pause_after(shard: &Shard, work: StepWork) {
     tokio::time::sleep(pause).await;
 }
 
-/// Reads the next entries of a partition at or after an offset, over gaps. Damage is reported, so
-/// that it is repaired and the partition can be cleaned.
+/// Reads the next entries of a partition at or after an offset, across gaps.
+///
+/// Reports damage, so that it is repaired and the partition can be cleaned.
 fn read(
     wal: &Wal,
     reads: &DiskReads,
@@ -443,7 +454,7 @@ fn read(
         match wal.read_stream(stream, offset, end, CLEANER_READ_BYTES, ReadMode::Direct) {
             Ok(found) => return Ok(found.unwrap_or_default()),
             Err(helix_wal::Error::Trimmed { first, .. }) if first >= end => return Ok(Vec::new()),
-            // The first records were removed, or retention has deleted them meanwhile.
+            // A cleaning has removed the first records, or retention has deleted them since.
             Err(helix_wal::Error::Trimmed { first, .. }) if first > offset => offset = first,
             Err(error) => {
                 reads.note(&error);
@@ -453,7 +464,7 @@ fn read(
     }
 }
 
-/// The reason why a pass ended early.
+/// The reason why a pass failed.
 #[derive(Debug)]
 struct PassError {
     why: String,
@@ -475,7 +486,7 @@ impl From<helix_wal::Error> for PassError {
 }
 
 impl From<io::Error> for PassError {
-    /// A step that panicked, or was not run because the runtime ends.
+    /// Converts the error of a step that panicked, or that was lost because the runtime stops.
     fn from(error: io::Error) -> Self {
         Self { why: error.to_string(), is_transient: true }
     }

@@ -11,8 +11,9 @@ use tokio::time::Instant;
 use crate::log::{ConsumerGroup, GroupTable, MemberView, PartitionKey, SortedMap, SortedSet};
 use crate::sync;
 
-/// A leader's knowledge of a member, beyond the group's state. Takes 80 bytes of memory with the
-/// member's id, which it shares with the group.
+/// Leader's record of a member, beyond the group's state.
+///
+/// Takes 80 bytes of memory with the member's id, which it shares with the group.
 #[derive(Debug, Clone)]
 pub struct MemberSession {
     pub expires: Instant,
@@ -20,26 +21,28 @@ pub struct MemberSession {
     pub last_heartbeat: Option<Instant>,
     /// Epoch of the last heartbeat.
     pub epoch: u64,
-    /// Details of the last heartbeat. Members of a group with equal ones share them.
+    /// Details of the last heartbeat, shared by members of a group with equal details.
     pub details: Arc<HeartbeatDetails>,
     /// Epoch at which the member joined.
     joined_epoch: u64,
-    /// Its removal was proposed, and may be applied at any time: a heartbeat no longer counts.
+    /// True once the removal of the member was proposed. The removal may be applied at any time, so
+    /// heartbeats no longer count.
     is_ending: bool,
 }
 
-/// Part of a heartbeat that the group's state does not have.
+/// Part of a heartbeat that is not in the group's state.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct HeartbeatDetails {
-    /// Partitions that the application has paused. A session keeps those that the member has.
+    /// Partitions that the application has paused. A session keeps only assigned ones.
     pub paused: SortedSet<PartitionKey>,
-    /// Principal whose credentials the heartbeat had, if any.
+    /// Principal of the heartbeat, if any.
     pub principal: Option<Arc<str>>,
 }
 
 impl MemberSession {
-    /// Returns the time since the last heartbeat, or since this leader began the session of a
-    /// member with this session timeout.
+    /// Returns the time since the last heartbeat of a member with this session timeout.
+    ///
+    /// Without a heartbeat: the time since this leader began the session.
     pub fn silence(&self, timeout: Duration) -> Duration {
         let began = || self.expires.checked_sub(timeout);
         self.last_heartbeat.or_else(began).map(|since| since.elapsed()).unwrap_or_default()
@@ -47,8 +50,8 @@ impl MemberSession {
 }
 
 impl HeartbeatDetails {
-    /// Returns the details without paused partitions that the member was not assigned: a request
-    /// may name any.
+    /// Returns the details without paused partitions that are not assigned to the member: a request
+    /// may name any partition.
     fn of_assigned(&self, view: &MemberView) -> Cow<'_, Self> {
         // The view has them in order.
         let is_assigned = |key: &&PartitionKey| view.assigned.binary_search(key).is_ok();
@@ -74,7 +77,7 @@ fn shared_details(members: &SessionsById, details: &HeartbeatDetails) -> Arc<Hea
 #[derive(Debug, Default)]
 pub struct GroupSessions {
     groups: Mutex<BTreeMap<Arc<str>, SessionsById>>,
-    /// When the last member of a group left, for those that this leader has seen.
+    /// Time when the last member of each group left, for groups that this leader has seen.
     empty_since: Mutex<BTreeMap<Arc<str>, Instant>>,
 }
 
@@ -84,7 +87,7 @@ impl GroupSessions {
     #[must_use]
     pub fn touch(&self, group: &str, view: &MemberView, details: &HeartbeatDetails) -> bool {
         let now = Instant::now();
-        // Before the lock.
+        // Computed before the lock is taken.
         let details = details.of_assigned(view);
         let mut groups = sync::lock(&self.groups);
         let members = match groups.get_mut(group) {
@@ -117,7 +120,7 @@ impl GroupSessions {
         let mut groups = sync::lock(&self.groups);
         let session = groups.get_mut(group).and_then(|members| members.get_mut(&*view.member_id));
         let Some(session) = session.filter(|it| it.joined_epoch == view.joined_epoch) else {
-            // This leader, or its term, is another one. It has given the member a whole timeout.
+            // The leader or its term has changed, and has given the member a whole timeout.
             return true;
         };
         if session.is_ending {
@@ -128,26 +131,26 @@ impl GroupSessions {
         true
     }
 
-    /// Gives every member a whole session timeout from now: this leader is new.
+    /// Gives every member a whole session timeout from now. Called by a new leader.
     pub fn begin(&self, groups: &GroupTable) {
         let now = Instant::now();
         for (name, group) in groups.iter() {
             self.sync_with(name, Some(group));
         }
-        // Members may have come and gone meanwhile.
+        // Members may have joined and left under another leader.
         sync::lock(&self.empty_since).clear();
         for (name, members) in sync::lock(&self.groups).iter_mut() {
             let Some(group) = groups.get(name) else { continue };
             for (id, session) in members.iter_mut() {
                 let timeout = group.member(id).map(timeout_of).unwrap_or_default();
                 session.expires = session.expires.max(now + timeout);
-                // A removal of an earlier term is either applied or gone.
+                // A removal that an earlier term proposed is either applied or lost.
                 session.is_ending = false;
             }
         }
     }
 
-    /// Adds sessions for new members of a group, and removes those of former members.
+    /// Adds sessions for new members of a group and removes sessions of former members.
     pub fn sync_with(&self, name: &Arc<str>, group: Option<&ConsumerGroup>) {
         let is_deleted = group.is_none();
         let Some(group) = group.filter(|group| group.members().len() > 0) else {
@@ -218,8 +221,9 @@ impl GroupSessions {
         sync::lock(&self.groups).get(group).cloned().unwrap_or_default()
     }
 
-    /// Returns when the last member of a group left; `None` if it has members, or if this leader
-    /// has not seen it.
+    /// Returns when the last member of a group left.
+    ///
+    /// `None` if the group has members, or if this leader has not seen the last one leave.
     pub fn empty_since(&self, group: &str) -> Option<Instant> {
         sync::lock(&self.empty_since).get(group).copied()
     }
@@ -270,7 +274,7 @@ mod tests {
         sessions.touch("g", &view, details)
     }
 
-    /// Returns what the member "a" that joined at this epoch learns.
+    /// Returns the view of the member "a" that joined at this epoch.
     fn view(joined_epoch: u64) -> MemberView {
         MemberView {
             member_id: "a".into(),
@@ -339,14 +343,14 @@ mod tests {
         let sessions = GroupSessions::default();
         sessions.begin(&table(&["a", "b"]));
         tokio::time::advance(Duration::from_secs(10)).await;
-        // Heard after it was found to be silent, but before its removal is proposed.
+        // "b" is heard after it was found silent, but before its removal is proposed.
         let silent = ["a".to_owned(), "b".to_owned()];
         assert!(hear(&sessions, "b", 2));
         assert_eq!(sessions.end_expired("g", &silent), ["a"]);
         assert!(!hear(&sessions, "a", 1));
         // A retry of the removal has the same member.
         assert_eq!(sessions.expired(), [("g".into(), vec!["a".to_owned()])]);
-        // It has joined again since.
+        // The member has joined again since.
         assert!(hear(&sessions, "a", 7));
         assert!(sessions.expired().is_empty());
         // A new leader does not know of the removal.
@@ -358,7 +362,7 @@ mod tests {
         assert!(hear(&sessions, "a", 1));
     }
 
-    /// Two owners overlap if the coordinator gives a partition on before its last owner stops.
+    /// Two owners would overlap if the coordinator moved a partition before its last owner stops.
     #[tokio::test(start_paused = true)]
     async fn members_stop_before_their_partitions_move() {
         let ms = Duration::from_millis;
@@ -375,7 +379,8 @@ mod tests {
             let stops = sent + ms(10_000);
             let moves = sessions.next_expiry().unwrap();
             assert!(stops <= moves, "overlap of {:?}", stops - moves);
-            // Also if the member counted from the response, but for the way of that.
+            // This also holds for a member that counts from the response, except for its network
+            // delay.
             assert!(answered + ms(10_000) <= moves);
             let received = answered + ms(back);
             assert!((received + ms(10_000)).saturating_duration_since(moves) <= ms(back));

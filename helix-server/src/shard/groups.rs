@@ -22,7 +22,7 @@ use crate::log::{
 };
 use crate::sync;
 
-/// Memory of a group's entry beyond its texts and rows.
+/// Memory of a group's entry without its texts and rows.
 const ENTRY_BYTES: usize = 128;
 
 /// A group with watches.
@@ -32,11 +32,11 @@ struct WatchedGroup {
     watch_count: usize,
 }
 
-/// Notifies of changes of groups. Commits and seeks are no changes.
+/// Notifies watchers of changes of groups, except commits and seeks.
 #[derive(Debug, Default)]
 pub(super) struct GroupWatchers {
     by_group: Mutex<BTreeMap<Arc<str>, WatchedGroup>>,
-    /// Groups that have changed since the coordinator took them.
+    /// Groups that have changed since the coordinator last took this set.
     changed: Mutex<BTreeSet<Arc<str>>>,
     notify: Notify,
 }
@@ -61,7 +61,7 @@ impl GroupWatchers {
         self.wake_watchers();
     }
 
-    /// Notifies all watchers: they have to check whether this replica still coordinates.
+    /// Notifies all watchers, which then check whether this replica is still the leader.
     pub(super) fn wake_watchers(&self) {
         for watched in sync::lock(&self.by_group).values() {
             watched.sender.send_replace(());
@@ -133,7 +133,7 @@ impl Shard {
     /// does not: it decides the same in every version.
     fn check_growth(&self, command: &GroupCommand) -> Result<()> {
         let limit = self.log_limits.groups_bytes;
-        // Tried on a copy without the lock, and only at the limit.
+        // Only at the limit: tries the change on a copy, without the lock.
         let tried = self.read_groups(|groups| {
             (groups.estimated_len() >= limit).then(|| groups.only(&command.group))
         });
@@ -153,7 +153,7 @@ impl Shard {
         self.machine.group_watchers().watch(group)
     }
 
-    /// Returns the sessions of members, as this replica knows them while it is the leader.
+    /// Returns the sessions of members, which are valid while this replica is the leader.
     pub fn group_sessions(&self) -> &GroupSessions {
         &self.sessions
     }
@@ -172,12 +172,15 @@ impl Shard {
         std::mem::take(&mut *sync::lock(&self.machine.group_watchers().changed))
     }
 
-    /// Handles a member's report on the leader: proposes what it changes, and returns what the
-    /// member learns. Waits up to `wait`, and a third of the session timeout, while that is what
-    /// the report says.
+    /// Handles a heartbeat of a member on the leader, and returns the member's view.
+    ///
+    /// Proposes the changes that the report asks for. While the view equals the report, waits for
+    /// at most `wait` and at most a third of the session timeout. A join also waits for its first
+    /// partitions.
     ///
     /// # Errors
-    /// Those of a refused change, and as [`Self::ready`] and [`Self::change_group`].
+    /// The error of a refused change or of `rights_lost`, and as [`Self::ready`] and
+    /// [`Self::change_group`].
     pub async fn report(
         &self,
         group: &str,
@@ -188,8 +191,8 @@ impl Shard {
     ) -> Result<MemberView> {
         let mut rights_lost = pin!(rights_lost);
         let since = Instant::now();
-        // The end of the leadership and of this replica also wakes the watch, so that a waiting
-        // heartbeat registers with nothing else.
+        // A lost leadership and a closed replica also wake the watch, so a waiting heartbeat needs
+        // no other registration.
         let leadership_token = self.leadership_token();
         let mut watch = self.watch_group(group);
         let mut may_put = true;
@@ -212,7 +215,7 @@ impl Shard {
                     if let Some(error) = rights_lost.as_mut().now_or_never() {
                         return Err(error);
                     }
-                    // The member was heard, even if the proposal takes long or fails.
+                    // The heartbeat counts even if the proposal takes long or fails.
                     self.touch_known(group, report, details);
                     may_put &= !matches!(change, GroupChange::PutMember { .. });
                     self.change_group(group, change).await?;
@@ -222,7 +225,8 @@ impl Shard {
             };
             let timeout = Duration::from_millis(view.session_timeout_ms.into());
             if !self.sessions.touch(group, &view, details) {
-                // A response would extend a session that ends: the removal is decided first.
+                // A response would extend a session that is ending, so wait for the outcome of the
+                // removal.
                 tokio::select! {
                     () = watch.changed() => continue,
                     error = &mut rights_lost => return Err(error),
@@ -235,7 +239,7 @@ impl Shard {
             let deadline = wait_end(self.opened_at, since, wait.min(timeout / 3));
             let is_known =
                 view.epoch == report.epoch && view.assigned.iter().eq(report.owned.iter());
-            // A join waits for its first partitions, if it gets some.
+            // A join waits for its first partitions, unless its assignment is complete without any.
             let awaits_partitions =
                 report.epoch == 0 && view.assigned.is_empty() && !view.is_settled;
             if (!is_known && !awaits_partitions) || wait.is_zero() {
@@ -248,7 +252,7 @@ impl Shard {
                     if self.sessions.answer(group, &view) {
                         return Ok(view);
                     }
-                    // The removal is decided first.
+                    // Wait for the outcome of the removal.
                 }
             }
         }
@@ -263,7 +267,7 @@ impl Shard {
             Some(group.view(id, member))
         });
         let Some(view) = view else { return };
-        // The judgement after the proposal sees a member that was removed.
+        // Ignored: a member that is being removed is found when the report is judged again.
         let _ = self.sessions.touch(group, &view, details);
     }
 
@@ -297,11 +301,11 @@ impl Shard {
     }
 }
 
-/// Returns the end of a heartbeat's wait: a multiple of [`limits::GROUP_WAIT_STEP`] after `base`,
-/// and at most `wait` after `since`.
+/// Returns the end of a heartbeat's wait, at most `wait` after `since`.
 ///
-/// So the waits of many members end together, and one timer wakes the node for all of them. Their
-/// next heartbeats also come together.
+/// Rounds long waits down to a multiple of [`limits::GROUP_WAIT_STEP`] after `base`. Many waits
+/// then share an end, and one timer wakes the node for all of them. The next heartbeats of these
+/// members also arrive together.
 fn wait_end(base: Instant, since: Instant, wait: Duration) -> Instant {
     let end = since + wait;
     if wait < limits::GROUP_WAIT_STEP * 10 {

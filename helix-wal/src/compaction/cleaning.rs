@@ -1,4 +1,4 @@
-//! The request to clean streams: which segments are left, and its end.
+//! Progress of the running request to clean streams, and its completion.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use crate::shared::cleaning::{CleanRequest, Cleaning};
 use crate::sync::IgnorePoison;
 
 impl Compactor {
-    /// Ends a cleaning that is done, or whose segments cannot be rewritten now.
+    /// Finishes a cleaning that is done, or whose segments cannot be rewritten now.
     pub(super) fn end_cleaning(&self) -> Result<Option<CompactionStep>, Error> {
         let cleaning = {
             let mut core = self.shared.lock();
@@ -17,7 +17,7 @@ impl Compactor {
             if !left.is_empty() {
                 let usable = candidates(&core.log);
                 let is_usable = |id: &u64| usable.iter().any(|candidate| candidate.id == *id);
-                // Trimmed segments may be gone.
+                // Trimming may have removed segments.
                 let is_gone = |id: &u64| core.log.segment(*id).is_none_or(|held| held.removing);
                 let is_blocked = |id: &&u64| !is_usable(id) && !is_gone(id);
                 let blocked = left.iter().find(is_blocked).copied();
@@ -49,14 +49,14 @@ impl Compactor {
         }
     }
 
-    /// Makes the marks of a request durable, after everything below them was rewritten.
+    /// Makes the marks of a request durable. Everything below them must be rewritten before.
     fn write_marks(&self, request: &CleanRequest) -> Result<(), Error> {
         let mut file = self.shared.state_file.lock().ignore_poison();
         let mut core = self.shared.lock();
         core.check_open()?;
         let mut before = Vec::new();
         for (stream, mark) in &request.marks {
-            // A stream that was dropped meanwhile needs no mark, and its number is not used again.
+            // A stream that was dropped since needs no mark; its number is not used again.
             if core.log.streams.get(stream).is_none_or(|held| !held.dropped) {
                 let marks = Arc::make_mut(&mut core.clean_marks);
                 before.push((*stream, marks.insert(*stream, *mark)));
@@ -66,7 +66,7 @@ impl Compactor {
         drop(core);
         let written = file.write(self.storage.as_ref(), &named);
         if written.as_ref().is_err_and(Error::is_shortage) {
-            // The file may have the marks all the same, which is true.
+            // Restores the marks in memory. The file may have the new ones, which are correct, too.
             let mut core = self.shared.lock();
             let marks = Arc::make_mut(&mut core.clean_marks);
             for (stream, mark) in before {

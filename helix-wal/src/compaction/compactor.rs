@@ -8,8 +8,8 @@
 //! 4. The old segments are freed.
 //!
 //! Before step 2 nothing has changed. A crash leaves either the old segments or the new ones, never
-//! both. Every entry is verified as it is read. Damage ends the attempt, and the damaged segment is
-//! never compacted again; its readers get the error.
+//! both. Every entry is verified as it is read. Damage fails the attempt, and the damaged segment
+//! is never compacted again; its readers get the error.
 //!
 //! This file chooses what to do next. `reading` loads entries, `writing` makes segments of them,
 //! and `replacing` has steps 2 and 3. `cleaning` has the request to pass entries through a filter,
@@ -34,10 +34,9 @@ use crate::shared::Shared;
 use crate::shared::cleaning::Cleaning;
 use crate::storage::Storage;
 
-/// Bytes read, judged or written in one step. Few, because appends that arrive meanwhile wait for
-/// the device and for a CPU.
+/// Bytes read, judged or written in one step. Few, so that appends soon get the device and a CPU.
 pub(super) const STEP_BYTES: u64 = 256 << 10;
-/// Slots removed at a time, so that old segments have none.
+/// Unneeded slots removed at a time, since a segment with slots cannot be compacted.
 const SLOTS_PER_STEP: usize = 8192;
 
 /// Result of a step.
@@ -45,15 +44,15 @@ const SLOTS_PER_STEP: usize = 8192;
 pub(crate) enum CompactionStep {
     /// There was nothing to do.
     Nothing,
-    /// This many bytes were read or written, and there is more to do.
+    /// This many bytes were read, judged or written, and there is more to do.
     More(u64),
-    /// A step runs on another thread, and is polled for its end.
+    /// A step runs on another thread; the next call polls for its result.
     Detached,
-    /// Waits for disk space.
+    /// Disk space is short, or the job has failed: try again after a pause.
     NoSpace,
     /// Old segments were replaced and may be freed.
     Done,
-    /// The filter of a cleaning refused an entry, or its segments cannot be rewritten now.
+    /// The filter of a cleaning refused an entry, or the segments cannot be rewritten now.
     Refused,
 }
 
@@ -62,9 +61,9 @@ pub(crate) struct Compactor {
     pub(super) shared: Arc<Shared>,
     pub(super) storage: Arc<dyn Storage>,
     job: Option<CompactionJob>,
-    /// A step that has the job meanwhile.
+    /// The step on another thread, which owns the job while it runs.
     detached: Option<DetachedStep>,
-    /// The last job was one of a cleaning.
+    /// The last job belonged to a cleaning.
     has_cleaned: bool,
     /// Replaced segments.
     pub replaced: Vec<Arc<Segment>>,
@@ -82,7 +81,7 @@ impl Compactor {
         Self { shared, storage, job: None, detached: None, has_cleaned: false, replaced }
     }
 
-    /// Does one piece of work.
+    /// Runs one step of the current job, or begins the next job.
     pub(crate) fn step(&mut self) -> Result<CompactionStep, Error> {
         if let Some(detached) = &self.detached {
             let Some((job, step)) = detached.poll(&self.storage.describe())? else {
@@ -112,7 +111,7 @@ impl Compactor {
         self.on_advanced(job, advanced)
     }
 
-    /// Keeps a job that goes on, and ends it if it is done or has failed.
+    /// Keeps a job that continues; finishes a job that is done or has failed.
     fn on_advanced(
         &mut self,
         mut job: CompactionJob,
@@ -147,7 +146,7 @@ impl Compactor {
                 Ok(CompactionStep::NoSpace)
             }
             Err(error) => {
-                // The state file may list the segments: only an open can tell.
+                // The state file may list the new segments; only the next open can tell.
                 for cold in job.made.drain(..) {
                     drop(cold.into_parts());
                 }
@@ -156,7 +155,7 @@ impl Compactor {
         }
     }
 
-    /// Ends a step on another thread, whose job has files of the log.
+    /// Cancels a step on another thread, whose job holds files of the log.
     pub(crate) fn cancel_detached(&mut self) {
         if let Some(detached) = self.detached.take() {
             detached.cancel();
@@ -179,7 +178,8 @@ impl Compactor {
         let has_cleaned = std::mem::take(&mut self.has_cleaned);
         let CompactionChoice { ids, gathers } = match &core.cleaning {
             Some(Cleaning { request, left }) if !left.is_empty() => {
-                // In turn, because a cleaning may take long. It rewrites its own segments anyway.
+                // In turn with other segments, because a cleaning may take long. The segments of
+                // the cleaning are rewritten anyway.
                 let is_other = |c: &&CompactionCandidate| !left.contains(&c.id);
                 let others: Vec<_> = candidates.iter().filter(is_other).copied().collect();
                 let other = if has_cleaned { choose(&others, bounds) } else { None };
@@ -226,7 +226,8 @@ impl Compactor {
         if job.cleaning.is_some()
             && let Some(growing) = job.growing.take()
         {
-            // The size that the next window leaves is not known yet: each gets a segment that fits.
+            // The size of the next window after the filter is unknown, so each window gets a
+            // segment that fits it.
             return self.finish(job, growing);
         }
         if !job.pieces.is_empty() {
@@ -250,7 +251,7 @@ impl Compactor {
             }
         }
         let mut core = self.shared.lock();
-        // A shortage is not damage: the next attempt may find what was short.
+        // A shortage is not damage: the next attempt may succeed.
         for input in &job.inputs {
             if let Some(held) = core.log.segment_mut(input.id) {
                 held.busy = false;

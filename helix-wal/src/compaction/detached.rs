@@ -1,4 +1,4 @@
-//! Judging entries on another thread: that takes most of the CPU time of a cleaning.
+//! Judges entries on another thread, since that takes most of the CPU time of a cleaning.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
@@ -13,17 +13,17 @@ use crate::sync::IgnorePoison;
 /// A job and the result of its step.
 type SteppedJob = (CompactionJob, CompactionStep);
 
-/// A step that runs on another thread, which has the job from its begin to its end.
+/// A step on another thread, which owns the job while the step runs.
 pub(super) struct DetachedStep {
     step: Arc<JudgingStep>,
     stepped: Receiver<SteppedJob>,
 }
 
-/// The part of a step that both threads have.
+/// State of a step that both threads share.
 struct JudgingStep {
     /// The job until the step begins.
     job: Mutex<Option<CompactionJob>>,
-    /// The result is not needed.
+    /// The step was cancelled, so its result is not needed.
     is_cancelled: AtomicBool,
 }
 
@@ -53,7 +53,7 @@ impl DetachedStep {
         }
     }
 
-    /// Drops the job: before the step begins, or at its end, which this waits for.
+    /// Cancels the step and drops its job. Waits for the result if the step has begun.
     pub(super) fn cancel(self) {
         self.step.is_cancelled.store(true, Ordering::Relaxed);
         if self.step.take_job().is_none() {
@@ -69,11 +69,13 @@ impl JudgingStep {
     }
 }
 
-/// Runs the step. It has dropped the job before the sender, also in a panic, so that no file of it
-/// is removed once the keeper has learned of the end.
+/// Runs the step and sends its result.
+///
+/// The job is dropped before the sender, also in a panic. So the keeper sees the closed channel
+/// only once no file of the job can be removed any longer.
 fn judge(begun: &JudgingStep, sender: &Sender<SteppedJob>) {
     let Some(mut job) = begun.take_job() else { return };
     let step = job.filter_some(&begun.is_cancelled);
-    // Ignored: a keeper ends only after the step.
+    // Ignored: the keeper waits for a running step before it stops.
     drop(sender.send((job, step)));
 }

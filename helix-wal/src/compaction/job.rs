@@ -1,4 +1,4 @@
-//! State of a running compaction: from the shares of its inputs to new segments.
+//! State of a running compaction, from the live shares of its inputs to new segments.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -23,7 +23,7 @@ pub(super) struct LiveShare {
 #[derive(Debug)]
 pub(super) struct MovedEntry {
     pub placement: Placement,
-    /// Number of its share. Shares are preserved, because retention cuts between them.
+    /// Number of the entry's share. Shares are preserved, because retention deletes whole shares.
     pub share: u64,
 }
 
@@ -39,20 +39,20 @@ pub(super) struct CompactionJob {
     pub wanted: VecDeque<(MovedEntry, FrameRef)>,
     /// Entries read and not yet judged by the filter.
     pub loaded: VecDeque<(MovedEntry, Entry)>,
-    /// Entries to write; sorted by stream and position once the two above are empty.
+    /// Entries to write; sorted by stream and position once `wanted` and `loaded` are empty.
     pub window: VecDeque<(MovedEntry, Entry)>,
     pub sorted: bool,
     pub left_bytes: u64,
     pub left_entries: u64,
     pub growing: Option<ColdSegmentBuilder>,
     pub made: VecDeque<ColdSegment>,
-    /// New segments listed in the state file, with the rows still to be moved to them.
+    /// New segments listed in the state file, with the rows that are still to be moved to them.
     pub receiving_rows: VecDeque<(Arc<Segment>, VecDeque<DirectoryRow>)>,
     pub is_named: bool,
     /// Share of the last planned entry, and of the last written one.
     pub planned_share: u64,
     pub written_share: Option<u64>,
-    /// Filter of the streams being cleaned, and the position below which each one is.
+    /// Filter of the streams being cleaned, and the position below which it judges each stream.
     pub cleaning: Option<(Arc<dyn EntryFilter>, BTreeMap<u64, u64>)>,
     /// Inputs that were replaced, and the segments that replaced them.
     pub replaced: Vec<u64>,
@@ -93,19 +93,19 @@ impl CompactionJob {
         }
     }
 
-    /// Returns whether only the state file remains to be written.
+    /// Returns whether all entries are written, so that only the state file remains.
     pub(super) fn is_whole(&self) -> bool {
         let is_read = self.unread == 0 && self.pieces.is_empty() && self.wanted.is_empty();
         let is_written = self.loaded.is_empty() && self.window.is_empty();
         is_read && is_written && self.growing.is_none()
     }
 
-    /// Returns the filter of a cleaning if the next step judges entries.
+    /// Returns the filter if the next step judges entries.
     pub(super) fn judging_filter(&self) -> Option<Arc<dyn EntryFilter>> {
         self.loaded.iter().find_map(|(moving, _)| self.filter_of(&moving.placement)).cloned()
     }
 
-    /// Returns whether a segment is one of those that are rewritten.
+    /// Returns whether this job rewrites a segment.
     pub(super) fn has_input(&self, id: u64) -> bool {
         self.inputs.iter().any(|input| input.id == id)
     }

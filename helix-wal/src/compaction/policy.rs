@@ -214,7 +214,7 @@ mod tests {
     fn leaves_fully_live_segments_alone() {
         let all: Vec<_> = (0..100).map(full).collect();
         assert_eq!(ids(&all), []);
-        // Also if the entries are so small that their rows take as much space as they do.
+        // The same holds for entries so small that their rows take as much space as they do.
         let tiny =
             |id| CompactionCandidate { live_bytes: 30 << 20, live_entries: 400_000, ..full(id) };
         let all: Vec<_> = (0..100).map(tiny).collect();

@@ -16,12 +16,14 @@ use crate::types::{Placement, ReadMode};
 
 /// Maximum live bytes in memory, to be written sorted by stream.
 const WINDOW_BYTES: u64 = 32 << 20;
-/// Maximum entries in memory, which have a cost of their own.
+/// Maximum entries in memory, since each has a fixed cost in addition to its bytes.
 const WINDOW_ENTRIES: u64 = 128 << 10;
 
 impl Compactor {
-    /// Returns how entries are read: past the page cache if possible. They are read once, and the
-    /// cached pages of a recycled segment would have to be dropped when the writer overwrites it.
+    /// Returns how entries are read: past the page cache if possible.
+    ///
+    /// Entries are read only once. Cached pages of a recycled segment would have to be dropped when
+    /// the writer overwrites it.
     pub(super) fn read_mode(&self) -> ReadMode {
         if self.storage.direct_io() { ReadMode::Direct } else { ReadMode::Blocking }
     }
@@ -124,7 +126,7 @@ impl CompactionJob {
         Ok(CompactionStep::More(bytes))
     }
 
-    /// Passes entries through the filter, as many as one step may decompress. Ends early if it is
+    /// Passes entries through the filter, as many as one step may decompress. Stops early if it is
     /// cancelled.
     pub(super) fn filter_some(&mut self, is_cancelled: &AtomicBool) -> CompactionStep {
         let mut work = 0;
@@ -143,7 +145,7 @@ impl CompactionJob {
                     }
                 }
             }
-            // Copied, because the slices would keep everything in memory that was read with them.
+            // Copied, because the slices would keep the whole buffer of the read in memory.
             entry.head = Bytes::copy_from_slice(&entry.head);
             entry.payload.bytes = Bytes::copy_from_slice(&entry.payload.bytes);
             self.window.push_back((moving, entry));

@@ -23,7 +23,7 @@ impl Compactor {
             core.check_open()?;
             let upto = core.log.purged.zip(core.log.checkpoint);
             if let (Some(_), Some((purged, checkpoint))) = (&job.cleaning, upto) {
-                // Entries in the place of removed ones have left the Raft log, as those have.
+                // The later entries that replace removed ones have left the Raft log, too.
                 let upto = purged.index.min(checkpoint.index);
                 core.cleaned_upto = core.cleaned_upto.max(upto);
             }
@@ -36,7 +36,7 @@ impl Compactor {
         // After a shortage the step is repeated.
         let written = file.write(self.storage.as_ref(), &named);
         if written.is_err() && file.is_last_named() {
-            // The state file may list the segments, and a crash may find it.
+            // The state file may list the new segments, and an open after a crash may need them.
             job.made.iter_mut().for_each(ColdSegment::pin_file);
         }
         written?;
@@ -57,7 +57,7 @@ impl Compactor {
             job.receiving_rows.push_back((segment, directory.into()));
         }
         drop(core);
-        // Locked until memory agrees with the file.
+        // Locked until here, so that memory and the file agree.
         drop(file);
         job.is_named = true;
         Ok(())

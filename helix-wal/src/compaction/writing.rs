@@ -1,4 +1,4 @@
-//! Writing: the entries in memory go into cold segments, sorted by stream and position.
+//! Writes the entries in memory into cold segments, sorted by stream and position.
 
 use crate::compaction::compactor::{CompactionStep, Compactor, STEP_BYTES};
 use crate::compaction::job::{CompactionJob, MovedEntry};
@@ -74,7 +74,8 @@ impl Compactor {
         let cold = match growing.finish() {
             Ok(cold) => cold,
             Err(error) => {
-                // Without it the job would look whole, although its entries are in no segment.
+                // Without the segment the job would count as whole, although its entries are in no
+                // segment.
                 job.growing = Some(growing);
                 return Err(error);
             }

@@ -31,12 +31,13 @@ use crate::types::NextStep;
 const CHUNK_BYTES: usize = 256 << 10;
 /// Maximum pause between two chunks while segments are available, which gives the writer priority.
 const PREPARE_PAUSE_MAX: Duration = Duration::from_millis(1);
-/// Bytes of chunks per byte of the log that the pauses permit at least.
+/// Minimum of prepared bytes per byte of the log; it limits the pauses.
 const PREPARE_PACE: u64 = 4;
-/// Bytes between two syncs of a prepared file that is written through the page cache, so that no
-/// sync of the writer meets them all.
+/// Bytes between two syncs of a prepared file that is written through the page cache, so that a
+/// sync of the writer does not have to flush all of them.
 ///
-/// Direct writes are on the device already. Each sync would only commit the file system's journal.
+/// Direct writes need no such syncs: they are on the device already, and each sync would only
+/// commit the file system's journal.
 const BUFFERED_SYNC_BYTES: u64 = 1 << 20;
 /// Freed segments kept in addition to the ready ones, even if the disk is full.
 ///
@@ -50,8 +51,10 @@ const READER_TIMEOUT: Duration = Duration::from_secs(10);
 const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 /// Minimum interval between two searches for segments to compact.
 const CHECK_INTERVAL: Duration = Duration::from_millis(10);
-/// Interval at which a step on another thread is polled. That thread wakes no keeper: it has a low
-/// priority, and the log would wait for a lock that it has.
+/// Interval at which a step on another thread is polled.
+///
+/// That thread does not wake the keeper. It has a low priority, and the log would wait for a lock
+/// that the thread holds.
 const DETACHED_INTERVAL: Duration = Duration::from_millis(2);
 /// Number of entries copied per lock acquisition.
 const ENTRIES_PER_LOCK: usize = 2048;
@@ -116,7 +119,7 @@ impl Keeper {
         }
     }
 
-    /// Runs the keeper on a thread of its own until the log is closed or poisoned.
+    /// Runs the keeper on a separate thread until the log is closed or poisoned.
     ///
     /// # Errors
     /// Fails if the thread cannot be spawned.
@@ -149,7 +152,8 @@ impl Keeper {
         })
     }
 
-    /// Seals a segment. After a shortage the seal waits for what the other work may free.
+    /// Seals a segment, or else does housekeeping. After a shortage, the seal waits for resources
+    /// that housekeeping may free.
     fn seal_or_housekeep(
         &mut self,
         sealable: Option<u64>,
@@ -169,7 +173,7 @@ impl Keeper {
         Ok(earlier(worked, seal))
     }
 
-    /// Retries a piece of work later after a shortage. Logs it once until the pool grows again.
+    /// Postpones a piece of work after a shortage. Logs it once until the pool grows again.
     fn unless_short(&mut self, step: Result<NextStep, Error>) -> Result<NextStep, Error> {
         match step {
             Err(error) if error.is_shortage() => {
@@ -317,7 +321,7 @@ impl Keeper {
     /// Recycles or removes freed segments that readers no longer hold.
     fn retire(&mut self, now: Duration) -> Result<NextStep, Error> {
         if self.renamed.is_some() {
-            // Durable before the file can be renamed again: a file never has two names.
+            // The new name must be durable before the next rename: a file never has two names.
             self.sync_dir()?;
             if let Some(ready) = self.renamed.take() {
                 self.add_to_pool(ready);
@@ -355,7 +359,7 @@ impl Keeper {
             return Ok(());
         }
         if is_held {
-            // Kept open for its readers, to which a missing file would be damage.
+            // Kept open for its readers, which would report a missing file as damage.
             segment.keep_open().map_err(|e| changing("open", &name, &e))?;
         } else {
             segment.close();
@@ -435,7 +439,7 @@ impl Keeper {
             // log yet.
             let error = changing("write", &ready.name, &e);
             if error.is_shortage() {
-                // Ignored: the next open takes it for a ready segment, which it may be.
+                // Ignored: the next open uses the file as a ready segment, which is safe.
                 let _ = self.storage.remove(&ready.name);
             }
             let free = self.storage.free_bytes().unwrap_or(u64::MAX);
@@ -493,7 +497,7 @@ impl Keeper {
         self.is_short = false;
         let mut core = self.shared.lock();
         let is_beyond = core.ready.len() >= self.shared.options.ready_target();
-        // Closed without the lock.
+        // Closed after the lock is released.
         let unneeded = if is_beyond { ready.file.take() } else { None };
         core.ready.push_back(ready);
         core.preparing = self.preparing.is_some();
@@ -551,13 +555,13 @@ impl Keeper {
     }
 }
 
-/// Returns whether a segment is left allocated rather than filled with zeroes. Where an allocation
-/// reserves nothing, only zeroes give it its space.
+/// Returns whether a segment is left allocated rather than filled with zeroes. If an allocation
+/// reserves no disk space, the segment must be filled.
 fn allocates(preparation: Preparation, is_scarce: bool, storage: &dyn Storage) -> bool {
     let writes_elsewhere = storage.writes_elsewhere();
     let wants = match preparation {
         Preparation::Allocate => true,
-        // Overwriting zeroes is no faster there.
+        // Overwriting zeroes is not faster on such storage.
         Preparation::Auto => is_scarce || writes_elsewhere,
         Preparation::Zero => false,
     };

@@ -1,6 +1,6 @@
 //! Re-reads sealed segments from the device, one piece at a time.
 //!
-//! Finds damage while other replicas still have the data, instead of when it is needed.
+//! Finds damage while other replicas still have the data, and not only when it is needed.
 
 use std::sync::Arc;
 

@@ -83,7 +83,7 @@ impl DamageMap {
 
 /// Reads a segment in large pieces. Bytes that cannot be read are zeroes, which never verify.
 ///
-/// A shortage is an error: it says nothing of the bytes.
+/// A shortage is an error, because the bytes may be good.
 pub(crate) struct TolerantReader<'a> {
     segment: &'a Segment,
     start: u64,
@@ -141,7 +141,7 @@ impl<'a> TolerantReader<'a> {
 
 /// Checks a sealed segment as a whole. `rows` are the entries of its index table.
 ///
-/// Fails if a part is damaged that can only be replaced with another log.
+/// Fails if a damaged part cannot be repaired in place.
 pub(crate) fn examine(segment: &Segment, trailer: &Trailer) -> Result<DamageMap, Error> {
     let mut reader = TolerantReader::new(segment);
     let mut map = DamageMap::default();
@@ -254,7 +254,7 @@ impl GroupWalk<'_> {
         if at > self.end {
             return Err(self.lost(self.end..at, "a group extends beyond the end of the segment"));
         }
-        // The checksums of damaged headers are in the groups behind them.
+        // The trailer states the checksum of the last group's header, which no later group states.
         if let Some(last) = self.damaged.last_mut()
             && last.header.is_none()
             && last.at + blocks(last.len) == self.end
@@ -421,7 +421,7 @@ impl GroupWalk<'_> {
         self.frames.push(EntryFrame { id: header.id, offset, len, stream: header.stream });
     }
 
-    /// Returns what the first group states as its predecessor.
+    /// Returns the predecessor that the header of the first group states.
     fn first_predecessor(&mut self, trailer: &Trailer) -> Result<GroupRef, Error> {
         if trailer.data_end == FIRST_GROUP {
             return Ok(trailer.context.last_group);

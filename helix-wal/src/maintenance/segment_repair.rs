@@ -5,8 +5,8 @@
 //! 2. The copy is checked as a whole.
 //! 3. It is renamed to the name of the segment, and the directory is synced.
 //!
-//! A crash leaves the damaged segment or the repaired one. The copy differs from the segment as it
-//! was written in nothing that a checksum covers.
+//! A crash leaves the damaged segment or the repaired one. Everything that a checksum covers is as
+//! it was first written.
 #![deny(clippy::indexing_slicing, clippy::cast_possible_truncation)]
 
 use std::collections::BTreeMap;
@@ -31,7 +31,7 @@ use crate::types::{Entry, LogId, Placement};
 
 /// Bytes copied at a time.
 const COPY_BYTES: u64 = 1 << 20;
-/// Most commit points tried for a damaged group header.
+/// Maximum number of commit points tried for a damaged group header.
 const COMMITTED_MAX: u64 = 1 << 20;
 
 /// Bytes to write, by offset.
@@ -139,7 +139,7 @@ fn missing(segment: &Segment, index: u64) -> Error {
 }
 
 /// Finds the header of a group from its frames, by the checksum that the next group states. Only
-/// the commit point is unknown; it lies between those of the neighbours.
+/// the commit point is unknown; it lies between the commit points of the neighbours.
 fn derive_header(segment: &Segment, group: &DamagedGroup, frames_crc: u32) -> Option<Vec<u8>> {
     let position = LogPosition { segment: segment.id, at: group.at };
     let header = |committed| GroupHeader {
@@ -226,7 +226,8 @@ fn patch_pages(
     let fits =
         |entries: &[SealedEntry]| build(entries, end()).filter(|built| built.trailer == *trailer);
     let built = fits(&entries).or_else(|| {
-        // Without the directory: shares without gaps, or else cleaned ones, each as long as it can.
+        // Without the directory, tries shares without gaps, then shares with gaps, as long as
+        // possible.
         entries.iter_mut().for_each(|entry| entry.spans_gap = true);
         directory.is_none().then(|| fits(&entries)).flatten()
     });
@@ -249,7 +250,7 @@ fn is_within(shares: &BTreeMap<(u64, u64), u64>, placement: &Placement) -> bool 
     share.is_some_and(|(_, next)| first < *next)
 }
 
-/// Returns the rows of the index table, or as many as the frames tell.
+/// Returns the rows of the index table. Rows on damaged pages are derived from the frames.
 fn index_rows(trailer: &Trailer, map: &DamageMap) -> Vec<IndexRow> {
     let mut rows: BTreeMap<u64, IndexRow> =
         numbered_rows::<IndexRow>(&map.good_pages, trailer.index)
@@ -348,7 +349,7 @@ fn copy(
         file.write_at(piece.as_slice(), at).map_err(|e| failed("write", name, &e))?;
         at += len;
         if at % (4 * COPY_BYTES) == 0 {
-            // In parts, so that no sync of the writer meets all of it.
+            // Syncs in parts, so that no sync of the writer has to flush the whole copy.
             file.sync_data().map_err(|e| failed("sync", name, &e))?;
         }
     }

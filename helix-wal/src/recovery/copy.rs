@@ -37,9 +37,9 @@ pub(crate) struct TailCopy<'a> {
     /// The new segments, in order.
     pub made: Vec<CopiedSegment>,
     pub ready: Vec<u64>,
-    /// Files that an interrupted open left, which are not part of the log: its new segments.
+    /// New segments that an interrupted open left. They are not part of the log.
     pub new_leftovers: Vec<String>,
-    /// Old segments that it did not remove yet.
+    /// Old segments that an interrupted open did not remove. They are not part of the log.
     pub old_leftovers: Vec<String>,
     /// The directory was synced: no crash restores a state that lists a leftover.
     pub is_dir_synced: bool,
@@ -203,9 +203,9 @@ impl TailCopy<'_> {
         Err(Error::DiskFull { free_bytes, needed_bytes: len })
     }
 
-    /// Renames a file and fills it with zeroes, if it has the size.
+    /// Renames a file and fills it with zeroes; `None` if it has another size.
     ///
-    /// The zeroes matter: an interrupted open may have left something in it that verifies here.
+    /// Without the zeroes, bytes that an interrupted open left in it might verify here.
     fn take_over(
         &mut self,
         old: &str,

@@ -37,7 +37,7 @@ pub struct LogReport {
     pub segments: Vec<SegmentReport>,
     /// Number of prepared segments.
     pub ready_segments: u64,
-    /// Number of those of which parts are only allocated.
+    /// Number of prepared segments that are allocated but not completely written.
     pub allocated_segments: u64,
     /// Files that are no longer, or not yet, part of the log.
     pub leftovers: Vec<String>,
@@ -92,7 +92,7 @@ impl fmt::Display for SegmentState {
     }
 }
 
-/// Something that does not verify.
+/// A part of the log that does not verify.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finding {
     pub file: String,
@@ -206,7 +206,7 @@ fn inspect_with(
     Ok(report)
 }
 
-/// Returns the number of prepared segments of which parts are only allocated.
+/// Returns the number of prepared segments that are allocated but not completely written.
 fn allocated_segments(storage: &dyn Storage, names: &DirListing) -> u64 {
     let is_allocated = |number: &&u64| unwritten_bytes(storage, &ready_name(**number)) > 0;
     names.ready.iter().filter(is_allocated).count() as u64

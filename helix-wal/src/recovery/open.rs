@@ -145,8 +145,8 @@ pub(crate) fn open(
     Ok((Arc::new(shared), active, recovered))
 }
 
-/// Returns the segments that are not part of the log, the new and the old ones: an interrupted open
-/// did not remove them yet.
+/// Returns the new and the old segments that an interrupted open left, and that are not part of the
+/// log.
 fn leftovers(names: &DirListing, state: &PersistedState) -> (Vec<String>, Vec<String>) {
     let is_listed = |id: &u64| state.segments.iter().any(|(listed, _)| listed == id);
     let new = names.new.iter().filter(|id| !is_listed(id)).map(|id| new_name(*id)).collect();
@@ -221,7 +221,7 @@ fn fill(log: &mut Log, replay: Replay, made: &[CopiedSegment], state: &Persisted
 
 /// Renames the new segments to their final names, and removes files that are not part of the log.
 ///
-/// Without space for another ready segment, an old segment becomes one, for the next open.
+/// If disk space is scarce, an old segment becomes a ready one for the next open.
 fn install(
     storage: &dyn Storage,
     options: &Options,
@@ -257,8 +257,8 @@ fn install(
 
 /// Makes one of the old segments a ready one.
 ///
-/// Its new name is durable before it is used: a name that a crash restores must not share its
-/// blocks.
+/// The new name is durable before the file is used. So a crash cannot restore an old name for
+/// blocks that are in use.
 fn recycle(
     storage: &dyn Storage,
     options: &Options,
@@ -298,7 +298,7 @@ fn fill_pool(
         let len = file.len().map_err(|e| failed("read", &name, &e))?;
         if len == options.segment_bytes && core.ready.len() < options.pool_max() {
             let is_usual = core.ready.len() < options.ready_target();
-            // Ignored: it decides only how the time of a group is judged.
+            // An error is ignored: the flag only decides how the duration of a group is judged.
             let is_written = file.unwritten_bytes().is_ok_and(|bytes| bytes == 0);
             let file = is_usual.then_some(file);
             core.ready.push_back(ReadySegment { name, file, len, is_written });

@@ -250,7 +250,7 @@ fn store(storage: &dyn Storage, note: &RepairNote) -> Result<(), Error> {
         })?;
     file.write_at(bytes.as_slice(), 0).map_err(|e| changing("write", REPAIR_TMP, &e))?;
     file.sync_data().map_err(|e| changing("sync", REPAIR_TMP, &e))?;
-    // The last note takes effect at once, so it is taken back if it cannot be made durable.
+    // The last note takes effect at once, so it is undone if it cannot be made durable.
     let is_swapped = note.moved && storage.exchange(REPAIR_TMP, REPAIR).is_ok();
     if !is_swapped {
         storage.rename(REPAIR_TMP, REPAIR).map_err(|e| changing("rename", REPAIR_TMP, &e))?;

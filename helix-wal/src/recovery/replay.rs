@@ -120,7 +120,7 @@ impl Replay {
     /// Applies a purge, as the log in memory does.
     ///
     /// If another entry has the index of the purge point, the entries after it belong to another
-    /// branch. `empties` says so if the segment of that entry is gone.
+    /// branch. `empties` reports that conflict if the segment of that entry is gone.
     fn purge(&mut self, upto: LogId, empties: bool) {
         if self.purged.is_some_and(|purged| purged.index >= upto.index) {
             return;
@@ -200,9 +200,9 @@ impl Replay {
 
     /// Checks the entries against the last sealed entry, which the copy will follow.
     ///
-    /// A copy that could not be read back is refused before anything is written. A sealed segment
-    /// may have fewer entries than when the next one was begun. If damage destroyed the truncation,
-    /// only this check detects it.
+    /// A copy that could not be read back is rejected before anything is written. A sealed segment
+    /// may have fewer entries than when the next one was begun, because of a truncation. If damage
+    /// destroyed the truncation, only this check detects it.
     pub(crate) fn check_against_sealed(
         &mut self,
         sealed: Option<LogId>,

@@ -82,7 +82,7 @@ pub(crate) fn load_sealed(
 
 /// Adds the cold segments listed in the state file to the log.
 ///
-/// Their entries are interleaved with those of other segments, and all below the purge point.
+/// All of their entries are below the purge point, interleaved with entries of other segments.
 pub(crate) fn load_cold(
     log: &mut Log,
     storage: &dyn Storage,
@@ -192,7 +192,7 @@ fn check_follows(log: &Log, first: Option<u64>) -> Result<(), Error> {
     if cut { Err(damage.clone()) } else { Ok(()) }
 }
 
-/// Checks the same for the unsealed segments, and for a log that ends within them.
+/// Like `check_follows`, for the first unsealed entry, or for the end of a log without one.
 pub(crate) fn check_quarantined(log: &Log, replay: &Replay) -> Result<(), Error> {
     let end = replay.last.map_or(0, |last| last.index + 1);
     check_follows(log, Some(replay.slots.first().map_or(end, |slot| slot.id.index)))

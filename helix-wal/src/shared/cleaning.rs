@@ -15,19 +15,19 @@ pub trait EntryFilter: Send + Sync {
     /// Judges an entry of a cleaned stream. Called again after a crash or a failed attempt.
     ///
     /// # Errors
-    /// Ends the request with this text as [`Error::Unusable`]; the log does not change.
+    /// Fails the request with this text as [`Error::Unusable`]. Segments already rewritten stay so.
     fn filter(&self, placement: &Placement, entry: &Entry) -> Result<FilteredEntry, String>;
 
-    /// Returns the thread that judges the entries; `None` for that of the keeper.
+    /// Returns the thread that judges the entries; `None` for the keeper's thread.
     ///
-    /// It should have a lower priority than the threads of appends. It takes none of the log's
+    /// It should have a lower priority than the threads that append. It takes none of the log's
     /// locks.
     fn worker(&self) -> Option<&dyn BackgroundWorker> {
         None
     }
 
-    /// Returns the bytes that judging an entry takes, for the rate: more than it has if it is
-    /// decompressed.
+    /// Returns the bytes to charge to the rate limit for one entry; for compressed entries, the
+    /// decompressed size.
     fn work_bytes(&self, entry: &Entry) -> u64 {
         entry.payload.bytes.len() as u64
     }
@@ -37,18 +37,18 @@ pub trait EntryFilter: Send + Sync {
 pub trait BackgroundWorker: Send + Sync {
     /// Queues a piece of work, of at most a few milliseconds of CPU time.
     ///
-    /// Work that panics or is dropped instead poisons the log that it is for.
+    /// Work that panics, or that is dropped before it runs, poisons its log.
     fn submit(&self, work: Box<dyn FnOnce() + Send>);
 }
 
-/// Verdict on an entry, which keeps its id, its stream and its positions.
+/// Decision about an entry. The entry keeps its id, its stream and its positions.
 #[derive(Debug, Clone)]
 pub enum FilteredEntry {
-    /// It is copied as it is.
+    /// Copies the entry unchanged.
     Unchanged,
-    /// It goes away, as if it were trimmed.
+    /// Removes the entry, as if it were trimmed.
     Removed,
-    /// It gets another head and payload.
+    /// Replaces the head and the payload.
     Replaced {
         /// New head.
         head: Bytes,
@@ -77,7 +77,7 @@ impl fmt::Debug for CleanRequest {
     }
 }
 
-/// A request under way.
+/// A running request.
 #[derive(Debug)]
 pub(crate) struct Cleaning {
     pub request: CleanRequest,
@@ -88,7 +88,8 @@ pub(crate) struct Cleaning {
 impl CleanRequest {
     pub(crate) fn finish(self, result: Result<(), Error>) {
         let Self { filter, below, dirty, marks, done } = self;
-        // First, so that the caller has the last reference to the filter, which may be large.
+        // Dropped first, so that the caller has the last reference to the filter, which may be
+        // large.
         drop((filter, below, dirty, marks));
         done(result);
     }

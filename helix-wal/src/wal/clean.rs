@@ -11,20 +11,22 @@ use crate::shared::cleaning::{CleanRequest, Cleaning};
 use crate::shared::signal::WalThread;
 use crate::types::CleanMark;
 
-/// Cached entries dropped per call, which bounds how long the lock is held.
+/// Cached entries dropped per call, to bound how long the lock is held.
 const UNCACHED_MAX: usize = 8192;
 
 impl Wal {
     /// Rewrites the entries of streams through a filter, and then makes marks durable.
     ///
-    /// It is a compaction of all segments with dirty positions of the streams below those in the
-    /// request: at the same rate, and only of sealed segments whose entries have left the Raft log.
-    /// A crash leaves each segment as it was or rewritten. Entries that the filter removes leave
-    /// gaps in their stream, and reads continue after a gap. The last entry of a stream may go too.
+    /// Works like a compaction of the segments that have dirty positions of the streams below the
+    /// limits in the request. It has the same rate, and rewrites only sealed segments whose entries
+    /// have left the Raft log. A crash leaves each segment either unchanged or rewritten. Entries
+    /// that the filter removes leave gaps in their stream, and reads continue after a gap. The last
+    /// entry of a stream may be removed, too.
     ///
     /// The callback gets [`Error::Unusable`] if a segment cannot be rewritten yet, if the filter
-    /// refuses an entry, or while another request runs; [`Error::Damaged`], [`Error::DiskFull`] and
-    /// [`Error::Exhausted`] as of a compaction. Some segments may be rewritten then.
+    /// refuses an entry, if compaction is off, or while another request runs. It gets
+    /// [`Error::Damaged`], [`Error::Io`], [`Error::DiskFull`] and [`Error::Exhausted`] if the
+    /// compaction fails with them. Some segments may be rewritten by then.
     pub fn clean(&self, request: CleanRequest) {
         let refused = |request: CleanRequest, what: &str| {
             request.finish(Err(Error::Unusable(what.to_owned())));
@@ -63,16 +65,17 @@ impl Wal {
         self.shared.wake(WalThread::Keeper, waiting);
     }
 
-    /// Asks for a new segment if the active one has positions of the stream below `position`, which
-    /// cannot be cleaned before that segment is sealed.
+    /// Requests a new segment if the active one has positions of the stream below `position`.
     ///
-    /// The writer begins it once it is idle, if a segment is ready. Returns whether it was asked.
+    /// These positions cannot be cleaned before the active segment is sealed. The writer begins the
+    /// new segment once it is idle, if a segment is ready. Returns whether one was requested.
     pub fn roll_early(&self, stream: u64, position: u64) -> bool {
         let mut core = self.shared.lock();
         let active = core.log.chain.last_key_value().map(|(id, _)| *id);
         let held = core.log.streams.get(&stream);
         let is_active = held.is_some_and(|held| {
-            // Not only the last ones: installed segments may follow the active one in the stream.
+            // Checks all unsealed shares: installed segments may follow the active one in the
+            // stream.
             let mut unsealed = held.rows.iter().rev().filter(|share| !share.row.sealed);
             unsealed.any(|share| Some(share.row.segment) == active && share.row.first < position)
         });
@@ -86,13 +89,13 @@ impl Wal {
         true
     }
 
-    /// Drops cached entries that keep positions of the stream below `position` from being cleaned,
-    /// together with older ones.
+    /// Drops cached entries that prevent positions of the stream below `position` from being
+    /// cleaned.
     ///
-    /// The newest entries stay in memory until newer ones replace them, and a segment is rewritten
-    /// only once none of its entries is there. In an idle log that would be never. Drops only
-    /// entries of sealed segments that have left the Raft log, which readers find on disk. Many
-    /// entries need several calls.
+    /// A segment is rewritten only once none of its entries is in memory. In an idle log the newest
+    /// entries would stay there permanently, since only newer ones replace them. Drops entries of
+    /// sealed segments that have left the Raft log, together with all older ones. Readers find them
+    /// on disk. Many entries need several calls.
     pub fn uncache(&self, stream: u64, position: u64) {
         let mut core = self.shared.lock();
         if self.shared.storage.is_none() || core.check_open().is_err() {
@@ -103,7 +106,7 @@ impl Wal {
         let Some(held) = log.streams.get(&stream) else { return };
         let shares = held.rows.iter().rev().filter(|share| share.row.first < position);
         let segments = shares.filter_map(|share| log.segment(share.row.segment));
-        // Not the last share's: installed segments may have older entries, or none.
+        // The last share is not enough: installed segments may have older entries, or none.
         let purged = segments.filter(|held| held.is_purged(upto)).filter_map(|held| held.entries);
         let Some(newest) = purged.map(|(_, last)| last.index).max() else { return };
         let payloads = log.drop_slots_upto(newest, UNCACHED_MAX);
@@ -111,10 +114,10 @@ impl Wal {
         drop(payloads);
     }
 
-    /// Returns whether a checkpoint would bring positions of the stream below `position` closer to
-    /// being cleaned: the last one does not cover all entries of their segments.
+    /// Returns whether a checkpoint would help to clean positions of the stream below `position`.
     ///
-    /// Once it does, they wait for a purge, or for the end of their segment in memory.
+    /// That is so if a segment with such positions is not sealed, or has entries above the last
+    /// checkpoint. Entries below the checkpoint wait only for a purge, or until they leave memory.
     pub fn needs_checkpoint(&self, stream: u64, position: u64) -> bool {
         let core = self.shared.lock();
         let log = &core.log;
@@ -131,20 +134,23 @@ impl Wal {
         Arc::clone(&self.shared.lock().clean_marks)
     }
 
-    /// Returns the last entry for which a cleaning may have removed earlier ones, in this log or in
-    /// the log that sent them. 0 if nothing was cleaned.
+    /// Returns the last entry for which a cleaning may have removed earlier ones; 0 if there is
+    /// none.
     ///
-    /// A state machine that has applied it has everything that took their place. A cleaning of this
-    /// log raises it no further than that, since it rewrites only what has left the Raft log.
+    /// Counts cleanings of this log and of the logs that sent entries to it. A state machine that
+    /// has applied this entry has all later records that replaced removed ones. A cleaning of this
+    /// log only removes entries that have left the Raft log, and those are applied.
     pub fn cleaned_upto(&self) -> u64 {
         self.shared.lock().cleaned_upto
     }
 
-    /// Raises [`Self::cleaned_upto`] to what another log states, before entries of that log are
-    /// staged or installed. Durable with them, and with any other change of the state file.
+    /// Raises [`Self::cleaned_upto`] to the value of another log, before entries of that log are
+    /// staged or installed.
+    ///
+    /// Becomes durable with these entries, or with any other change of the state file.
     ///
     /// # Errors
-    /// [`Error::Unusable`] if no log can have such an entry.
+    /// [`Error::Unusable`] if `index` is out of range.
     pub fn raise_cleaned_upto(&self, index: u64) -> Result<(), Error> {
         if index >= NUMBERS_END {
             return Err(Error::Unusable(format!("entry {index} is out of range")));
@@ -159,8 +165,10 @@ impl Wal {
         self.shared.lock().clean_marks.get(&stream).copied().unwrap_or_default()
     }
 
-    /// Returns an upper bound of the time of the first entry at or above a position: its own time
-    /// where it is in memory, else that of the newest entry of the stream in its segment.
+    /// Returns an upper bound of the time of the first entry at or above a position.
+    ///
+    /// For an entry in memory that is its time; else it is the time of the stream's newest entry in
+    /// the same segment.
     pub fn time_from(&self, stream: u64, position: u64) -> Option<u64> {
         let core = self.shared.lock();
         let stream = core.log.streams.get(&stream)?;
@@ -170,11 +178,11 @@ impl Wal {
         times.into_iter().flatten().min()
     }
 
-    /// Returns the position of the stream below which all entries can be rewritten now: the start
-    /// of the first share that is not sealed or has not left the Raft log.
+    /// Returns the position of the stream below which all entries can be rewritten now.
     ///
-    /// `u64::MAX` if there is no such share. The caller knows how far the stream goes, also where
-    /// the last entries were removed and this log never had them.
+    /// That is the start of the first share that is not sealed, has not left the Raft log, or has
+    /// entries in memory. `u64::MAX` if there is no such share. The caller knows where the stream
+    /// ends, even where its last entries were removed and this log never had them.
     pub fn cleanable_upto(&self, stream: u64) -> u64 {
         let core = self.shared.lock();
         let log = &core.log;
@@ -190,7 +198,7 @@ impl Wal {
         };
         let busy = held.rows.iter().find(|share| !is_free(share.row.segment));
         let disk = busy.map_or(u64::MAX, |share| share.row.first);
-        // Entries in memory that precede that share are in no segment that can be rewritten.
+        // Entries in memory before that share are in no segment that can be rewritten.
         let memory = held.refs.front().map_or(u64::MAX, |entry| entry.first);
         disk.min(memory)
     }

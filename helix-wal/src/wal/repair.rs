@@ -103,8 +103,8 @@ impl Wal {
         quarantine::quarantine(storage, why, identity)
     }
 
-    /// Ends a repair: the log has everything its predecessor had promised to keep. Deletes the
-    /// quarantined files.
+    /// Ends a repair, once the log has everything that its predecessor had promised to keep.
+    /// Deletes the quarantined files.
     ///
     /// # Errors
     /// Fails if a file cannot be removed; the call can be repeated.

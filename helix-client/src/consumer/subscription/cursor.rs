@@ -12,9 +12,9 @@ use crate::error::{RecreatedTopic, Result};
 pub(super) struct Cursor {
     /// Start of the next stream: an offset once the service has resolved the position.
     pub(super) start: ReadStart,
-    /// Lowest offset that may be delivered next.
+    /// Lowest offset that may be delivered next; `None` until the position is resolved by data.
     pub(super) next: Option<u64>,
-    /// It has moved to a later topic of the name.
+    /// The cursor has moved to a recreated topic of the same name.
     has_restarted: bool,
 }
 
@@ -27,12 +27,12 @@ impl Cursor {
         Self { start, next, has_restarted: false }
     }
 
-    /// Returns true if the next stream of another node would start at the same record.
+    /// Returns true if a stream from any node would start at the same record.
     pub(super) fn is_resolved(&self) -> bool {
         matches!(self.start.position, Position::Offset(_))
     }
 
-    /// Returns true if data starts below the position, as after a clamp to a lower end.
+    /// Returns true if data starts below the position, as when the service clamped the position.
     pub(super) fn is_above(&self, data: &PartitionRecords) -> bool {
         self.next.is_some_and(|next| data.start_offset < next)
     }
@@ -66,7 +66,7 @@ impl Cursor {
         Ok(())
     }
 
-    /// Binds the offsets of this cursor to the topic of the first message.
+    /// Binds the cursor to the topic of the first message, and rejects data of other topics.
     fn pin(&mut self, topic_id: u64) -> Result<()> {
         decode::check_topic(&self.start.topic, self.start.topic_id, topic_id)?;
         if self.start.topic_id == 0 {
@@ -91,7 +91,7 @@ impl Cursor {
         true
     }
 
-    /// Returns true if the cursor names this topic, and no id yet.
+    /// Returns true if the cursor has this topic name, and no topic id yet.
     pub(super) fn is_unbound(&self, topic: &str) -> bool {
         self.start.topic == topic && self.start.topic_id == 0
     }

@@ -37,7 +37,7 @@ impl KnownPartitions {
         topics
     }
 
-    /// Returns false if the subscription does not read the topic with this id.
+    /// Follows a topic of this id. Returns false if the subscription does not read that topic.
     fn follow(&mut self, id: u64, on_recreate: OnRecreate) -> bool {
         // Nodes of earlier versions report no id. A node with old metadata reports a lower one.
         let is_recreated = self.id != 0 && id > self.id;
@@ -48,7 +48,7 @@ impl KnownPartitions {
         true
     }
 
-    /// Returns the partitions above the known ones, which are known from then on.
+    /// Returns the partitions above the known ones, and records them as known.
     fn extend(&mut self, count: u32) -> Range<u32> {
         let first = self.count;
         self.count = count.max(first);
@@ -56,7 +56,7 @@ impl KnownPartitions {
     }
 }
 
-/// Cursors of partitions that a recreated topic lacks, until it gains them.
+/// Cursors of partitions that a recreated topic lacks, kept until it gains them.
 #[derive(Debug, Clone, Default)]
 pub(super) struct ParkedCursors(Arc<Mutex<Vec<Cursor>>>);
 
@@ -65,7 +65,7 @@ impl ParkedCursors {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).extend(cursors);
     }
 
-    /// Removes the cursors of a topic that has this many partitions.
+    /// Removes and returns the cursors of a topic whose partitions are below `count`.
     fn take(&self, topic: &str, count: u32) -> Vec<Cursor> {
         let mut parked = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let exists = |it: &mut Cursor| it.start.topic == topic && it.start.partition < count;
@@ -74,7 +74,7 @@ impl ParkedCursors {
 }
 
 impl StreamTask {
-    /// Subscribes to partitions that are added to topics, until the subscription is dropped.
+    /// Reads partitions that are added to the topics, until the subscription is dropped.
     pub(super) async fn watch_new_partitions(self, mut topics: BTreeMap<String, KnownPartitions>) {
         loop {
             tokio::select! {
@@ -108,7 +108,7 @@ impl StreamTask {
         }
     }
 
-    /// Returns true if the error is due to partitions that a recreated topic lacks.
+    /// Returns true if the error is caused by partitions that a recreated topic lacks.
     pub(super) fn has_absent(&self, error: &Error) -> bool {
         error.is(ErrorReason::PartitionNotFound)
             && self.options.on_recreate == OnRecreate::Restart
@@ -120,7 +120,9 @@ impl StreamTask {
         known.is_some_and(|(id, count)| cursor.is_absent(id, count))
     }
 
-    /// Ends the cursors of partitions that a recreated topic lacks.
+    /// Stops reading partitions that a recreated topic lacks.
+    ///
+    /// Parks their cursors if the subscription reads new partitions.
     pub(super) fn park_absent(&mut self) {
         let cursors = std::mem::take(&mut self.cursors);
         let (absent, present) = cursors.into_iter().partition(|cursor| self.is_absent(cursor));

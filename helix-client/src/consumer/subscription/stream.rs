@@ -1,4 +1,4 @@
-//! One stream of a subscription: opens it, and turns its messages into events until it ends.
+//! One stream of a subscription: opens it, and converts its messages to events.
 
 use helix_proto::log::v1::subscribe_response::Message;
 use helix_proto::log::v1::{CaughtUp, PartitionRecords, SubscribeRequest, SubscribeResponse};
@@ -14,13 +14,13 @@ use crate::consumer::{Batches, NodeGroup, ReadStart};
 use crate::error::{Error, Result};
 use crate::routing::{LeaderProbe, ProbePace};
 
-/// Reason for the end of a stream.
+/// The reason why a stream stopped.
 pub(super) enum StreamEnd {
     /// The subscription was dropped.
     Dropped,
-    /// The service ended the stream.
+    /// The service closed the stream.
     Ended,
-    /// Other partitions get their turn.
+    /// The turn is over, because other partitions wait.
     TurnOver,
     /// The replica lacks records that others may have.
     Lags(Error),
@@ -28,7 +28,7 @@ pub(super) enum StreamEnd {
 }
 
 impl StreamTask {
-    /// Reads one stream until it ends.
+    /// Reads one stream until it fails, is closed, or has to stop.
     pub(super) async fn stream(&mut self, group: &NodeGroup) -> StreamEnd {
         let client = self.client.clone();
         let turns = self.turns.clone();
@@ -47,7 +47,7 @@ impl StreamTask {
         };
         let cursor_index = CursorIndex::new(&self.cursors);
         let silence_max = client.config().heartbeat_timeout;
-        // Only another replica can have what a replica lacks of a range that exists.
+        // Reads with an end move to another replica if this one lacks records of their range.
         let has_ends = self.cursors.iter().any(|cursor| cursor.start.until.is_some());
         let moves_on = has_ends && !self.selector.is_leader();
         let lag_max = 2 * client.config().stall_after;
@@ -57,7 +57,7 @@ impl StreamTask {
             let message = tokio::select! {
                 biased;
                 () = sleep_until(turn_end), if turns.is_awaited() => {
-                    // Otherwise "latest" would be a later offset after the turn.
+                    // An unresolved "latest" would be a later offset after the turn.
                     if self.cursors.iter().all(Cursor::is_resolved) && turns.give_up_turn() {
                         return StreamEnd::TurnOver;
                     }
@@ -106,7 +106,8 @@ impl StreamTask {
                 return StreamEnd::Dropped;
             }
             if is_data {
-                // After the wait for a slow consumer, which is no lag of the replica.
+                // Set after the wait for a slow consumer, which does not count as lag of the
+                // replica.
                 data_at = Instant::now();
                 self.progress_at = data_at;
             }
@@ -169,9 +170,10 @@ impl StreamTask {
         }
     }
 
-    /// Returns an error if a replica clamped the position to its own end, which is below it.
+    /// Returns an error if a replica clamped the position to its own, lower end.
     ///
-    /// A position that every replica clamps is above the end of the partition.
+    /// If every replica clamps the position, it is above the end of the partition. Then the data of
+    /// a replica that has already failed is accepted, unless the read has an end.
     fn below_position(
         &self,
         data: &PartitionRecords,
@@ -193,7 +195,7 @@ async fn replaced(selector: &ReplicaSelector, probe: &mut LeaderProbe<'_>) {
     if selector.is_leader() { probe.replaced().await } else { std::future::pending().await }
 }
 
-/// Returns the error of a replica that lacks records of a range.
+/// Returns the error for a replica that lacks records of the requested range.
 fn lagging(group: &NodeGroup, cursor: &Cursor) -> Error {
     let ReadStart { topic, partition, until, .. } = &cursor.start;
     let position = match cursor.next {

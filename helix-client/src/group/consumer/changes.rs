@@ -1,4 +1,4 @@
-//! Changes that reach a consumer: of its assignment, of its readers, and resolved starts.
+//! Handles changes of the assignment, messages of readers, and resolved starts.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -39,11 +39,11 @@ impl GroupConsumer {
     }
 
     pub(super) fn on_started(&mut self, started: Vec<ResolvedStart>) {
-        // Another start at the end would skip the records until then.
+        // Committed at once, because a later start at the end would skip the records in between.
         let commits_start = self.start == StartPolicy::Latest;
         let mut unknown = Vec::new();
         for (key, ownership, start) in started {
-            // A seek has priority.
+            // A start after a seek is ignored.
             let is_awaited =
                 |read: &&mut ReadPartition| read.ownership == ownership && read.position.is_none();
             let Some(read) = self.partitions.get_mut(&key).filter(is_awaited) else { continue };
@@ -56,7 +56,7 @@ impl GroupConsumer {
                         self.committer.commit_soon();
                     }
                 }
-                // A node may not know a new partition yet. A deleted one is revoked soon.
+                // A node may not know a new partition yet. A deleted partition will be revoked.
                 Err(error) if is_gone(&error, key.topic_id) => {
                     let group = &self.membership.group;
                     debug!(group, %error, "retrying to resolve a start offset");
@@ -147,7 +147,7 @@ impl GroupConsumer {
         }
     }
 
-    /// Stops the partitions that an error concerns, and reads the others again.
+    /// Stops or restarts the partitions that an error concerns, and reads the others again.
     fn on_reader_failure(&mut self, reader: u64, error: Error) {
         let partitions = self.readers.remove(reader);
         if partitions.is_empty() {
@@ -163,7 +163,7 @@ impl GroupConsumer {
         let group = &self.membership.group;
         let mut delay = Duration::ZERO;
         if error.is(ErrorReason::TopicRecreated) {
-            // The service takes the partitions of the earlier topic from the member soon.
+            // The service will revoke the partitions of the earlier topic.
             for partition in &concerned {
                 if let Some(read) = self.partitions.get_mut(&partition.key()) {
                     read.is_stopped = true;
@@ -175,7 +175,7 @@ impl GroupConsumer {
             warn!(group, count = partitions.len(), %error, "starting another reader");
             delay = self.membership.client.config().backoff_max;
         } else if error.is(ErrorReason::OffsetOutOfRange)
-            // Otherwise the fallback would skip records of other partitions.
+            // With several partitions, the fallback would skip records of readable ones.
             && let [partition] = &concerned[..]
             && let Some(read) = self.partitions.get_mut(&partition.key())
             && let Some(reached) = read.position

@@ -17,7 +17,7 @@ use super::{
 
 type Applied = Result<(), GroupRefusal>;
 
-/// A commit at its index.
+/// A commit and the index of its entry.
 struct CommitStep<'a> {
     index: u64,
     offsets_epoch: Option<u64>,
@@ -34,15 +34,16 @@ impl GroupTable {
         changed: &mut Vec<Arc<str>>,
     ) -> Applied {
         let name = command.group.as_str();
-        // For good: a leader that has not learned of the version yet takes no order away.
+        // Permanent: an entry of a leader that does not know the new protocol version yet does not
+        // disable the order.
         self.is_ordered |= command.is_ordered;
         let is_commit =
             matches!(command.change, GroupChange::Commit { .. } | GroupChange::Seek { .. });
         let before = self.len_of(name, is_commit);
         let applied = self.change(index, command);
         if let Some((name, group)) = self.groups.get_key_value(name) {
-            // A group without members and offsets has nothing to keep but its epoch: later epochs
-            // of members are greater.
+            // A group without members and offsets is removed: only its offsets epoch must be kept.
+            // Later members get greater epochs.
             let (name, is_void, epoch) = (name.clone(), group.is_void(), group.epochs.changed);
             if is_void {
                 self.groups.remove(&name);
@@ -60,8 +61,9 @@ impl GroupTable {
         applied
     }
 
-    /// Estimates the bytes of a group in a checkpoint, without its members for a commit: it leaves
-    /// them alone, and they may be many.
+    /// Estimates the bytes of a group in a checkpoint.
+    ///
+    /// Leaves out the members for a commit or seek: it does not change them, and there may be many.
     fn len_of(&self, name: &str, is_commit: bool) -> usize {
         let group_len = |group: &Arc<ConsumerGroup>| {
             let members_len = if is_commit { 0 } else { group.members_len() };
@@ -70,7 +72,7 @@ impl GroupTable {
         self.groups.get(name).map_or(0, group_len)
     }
 
-    /// Returns a table of only this group, which later changes leave alone.
+    /// Returns a copy of the table with only this group. Later changes do not affect it.
     pub fn only(&self, name: &str) -> Self {
         let mut only = Self {
             deleted: self.deleted.only(name),
@@ -84,15 +86,17 @@ impl GroupTable {
         only
     }
 
-    /// Returns whether a join, commit or seek makes this table larger, which [`Self::only`] has
-    /// returned for its group. Other changes follow from these, or free bytes.
+    /// Returns whether a command that puts a member, commits or seeks makes this table larger.
+    ///
+    /// The table must be the one that [`Self::only`] has returned for the command's group. Returns
+    /// `false` for other commands: they follow from these, or free bytes.
     pub fn grows_with(mut self, command: &GroupCommand) -> bool {
         use GroupChange::{Commit, PutMember, Seek};
         if !matches!(command.change, PutMember { .. } | Commit { .. } | Seek { .. }) {
             return false;
         }
         let before = self.bytes;
-        // A refused command is proposed, so that the reason is that of apply.
+        // A command that is refused here is still proposed, so that apply states the reason.
         self.apply(u64::MAX, command, &mut Vec::new()).is_ok() && self.bytes > before
     }
 
@@ -253,7 +257,7 @@ impl GroupTable {
         }
     }
 
-    /// Returns a group that follows the last deletion of one with its name.
+    /// Returns an empty group with the epochs after the last deletion of its name.
     fn new_group(&self, name: &str) -> ConsumerGroup {
         let epochs = OffsetEpochs::after(self.deleted.epoch_of(name));
         ConsumerGroup { epochs, ..ConsumerGroup::default() }
@@ -324,12 +328,12 @@ impl ConsumerGroup {
         if is_same_assignment {
             self.assignment_epoch = index;
         }
-        // The process that was replaced no longer reads what it had to release.
+        // The replaced process no longer reads, so the partitions that it had to release are free.
         self.release_surplus_of(&spec.member_id);
         Ok(())
     }
 
-    /// Frees the partitions of a member that are not in its target.
+    /// Frees the partitions that a member owns beyond its target.
     fn release_surplus_of(&mut self, member_id: &str) {
         let Some(member) = self.members.get_mut(member_id) else { return };
         let surplus = member.owned.keys().filter(|partition| !member.target.contains(partition));
@@ -427,8 +431,8 @@ impl ConsumerGroup {
         }
     }
 
-    /// Gives freed partitions to the members whose targets have them. No other partition is free
-    /// and in a target.
+    /// Gives freed partitions to the members whose targets have them. All other partitions in
+    /// targets have owners already.
     fn grant(&mut self, freed: &[PartitionKey]) {
         if freed.is_empty() {
             return;
@@ -442,8 +446,8 @@ impl ConsumerGroup {
 
     fn release(&mut self, member_id: &str, epoch: u64, partitions: &[PartitionKey]) {
         let Some(member) = self.members.get(member_id) else { return };
-        // Within an epoch, a partition outside the target does not return to the member. So a
-        // confirmation at the current epoch stays true, also if it arrives late.
+        // Within an epoch, a partition outside the target does not return to the member. A
+        // confirmation at the current epoch is therefore valid even if it arrives late.
         if epoch != self.member_epoch(member) {
             return;
         }
@@ -456,7 +460,7 @@ impl ConsumerGroup {
         self.grant(&freed.into_iter().collect::<Vec<_>>());
     }
 
-    /// Returns the committing member's id.
+    /// Checks that a member owns the partitions at its epoch. Returns the member's id.
     fn check_commit(
         &self,
         committing: &CommittingMember,
@@ -512,8 +516,9 @@ impl ConsumerGroup {
         true
     }
 
-    /// Forgets a topic for good, so that its readers start as in a new group. Returns whether the
-    /// group had it.
+    /// Removes a topic permanently, so that its readers start as in a new group.
+    ///
+    /// Returns whether the group had the topic.
     fn forget_unread_topic(
         &mut self,
         name: &str,
@@ -524,7 +529,7 @@ impl ConsumerGroup {
         let is_meant = |id: &u64| topic_id == 0 || *id == topic_id;
         let ids: Vec<u64> = self.topic_ids(name).into_iter().filter(is_meant).collect();
         if !ids.is_empty() {
-            // A repeated command finds nothing.
+            // A repeated command finds no topic, and its old epoch must not fail it.
             self.check_order_of_seek(offsets_epoch)?;
         }
         for id in &ids {

@@ -1,4 +1,5 @@
-//! Computes the targets of a group: sticky, balanced, and pure. Not a part of apply.
+//! Computes the targets of a group: sticky, balanced and deterministic.
+//! The coordinator runs this before it proposes an assignment; apply does not run it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -52,9 +53,9 @@ impl ConsumerGroup {
     }
 
     /// Returns the next assignment, if members or topics have changed since the last one.
-    /// `topics` are those that the subscriptions match, in the order of their ids.
     ///
-    /// Topics and partitions beyond the limits of a group are left out.
+    /// `topics` are the topics that the subscriptions match, in the order of their ids. Leaves out
+    /// topics and partitions beyond the limits of a group.
     pub fn next_assignment(&self, topics: &[MatchedTopic]) -> Option<Assignment> {
         if self.members.is_empty() {
             return None;
@@ -92,7 +93,7 @@ impl ConsumerGroup {
         })
     }
 
-    /// Replaces owners by targets: a partition that already moves continues to its new owner.
+    /// Replaces owners by targets, so that a partition that is already moving keeps its new owner.
     fn prefer_targets(
         &self,
         topics: &[MatchedTopic],
@@ -143,8 +144,9 @@ impl ConsumerGroup {
     }
 }
 
-/// Returns the topics, in their order, that fit into one assignment: the first of `topics`. The
-/// last one may be truncated, so a topic that is too large does not leave the group without
+/// Returns the first of these topics, as many as fit into one assignment.
+///
+/// The last one may be truncated, so that a group with one topic that is too large still gets
 /// partitions.
 pub fn within_limits(topics: &[MatchedTopic]) -> Vec<MatchedTopic> {
     let mut left = u32::try_from(PARTITIONS_PER_GROUP_MAX).unwrap_or(u32::MAX);
@@ -163,7 +165,7 @@ pub fn within_limits(topics: &[MatchedTopic]) -> Vec<MatchedTopic> {
 /// Loads of the members, in partitions.
 struct Loads {
     counts: Vec<u32>,
-    /// Members by load, if every topic has the same candidates; else a search would visit others.
+    /// Members by load; `None` if topics have different candidates, which then have to be searched.
     order: Option<BTreeSet<(u32, u32)>>,
 }
 
@@ -190,9 +192,10 @@ impl Loads {
 
 /// Assigns each partition to one of its topic's candidates.
 ///
-/// A partition stays with its current member if that one is a candidate. Then partitions move from
-/// members to candidates with at least two fewer, until none can. So equal candidates end with
-/// counts that differ by at most one, and only surplus partitions move.
+/// A partition stays with its current member if that member is a candidate. Then partitions move
+/// from members to candidates with at least two fewer, until no move is left. Members that are
+/// candidates for the same topics then differ by at most one partition, and only surplus partitions
+/// move.
 fn assign(
     member_count: usize,
     topics: &[(u32, &[u32])],
@@ -224,7 +227,7 @@ fn assign(
         level(&mut loads, &mut owners);
         return owners;
     }
-    // Each move lowers the sum of the squares of the loads, so this ends.
+    // Terminates: each move lowers the sum of the squares of the loads.
     loop {
         let mut has_moved = false;
         for (place, owner) in owners.iter_mut().enumerate() {
@@ -242,8 +245,8 @@ fn assign(
     }
 }
 
-/// Moves partitions from the member with the most to the member with the fewest, as often as it
-/// helps. All members are candidates of all partitions.
+/// Moves partitions from the most to the least loaded member until their loads differ by at most
+/// one. All members are candidates of all partitions.
 fn level(loads: &mut Loads, owners: &mut [Option<u32>]) {
     let mut places: Vec<Vec<usize>> = vec![Vec::new(); loads.counts.len()];
     for (place, owner) in owners.iter().enumerate() {

@@ -18,7 +18,7 @@ use crate::records::{
     OffsetRecord, PartitionKeys,
 };
 
-/// Estimated bytes of records, beyond their texts and rows.
+/// Estimated bytes of a record, without its texts and rows.
 const GROUP_BYTES: usize = 84;
 const MEMBER_BYTES: usize = 48;
 /// Estimated bytes of a partition that a member owns or has in its target.
@@ -90,7 +90,8 @@ impl ConsumerGroup {
         self.members_len() + self.offsets_len()
     }
 
-    /// Estimates the bytes of the part that commits and seeks leave alone.
+    /// Estimates the bytes of the members and assigned topics, which commits and seeks do not
+    /// change.
     pub(super) fn members_len(&self) -> usize {
         let of_member = |(id, member): (&Arc<str>, &GroupMember)| {
             let settings = &member.settings;
@@ -102,7 +103,7 @@ impl ConsumerGroup {
             + self.assigned_topics.len() * PARTITION_BYTES
     }
 
-    /// Estimates the bytes of the other part.
+    /// Estimates the bytes of the offsets and dropped topics.
     pub(super) fn offsets_len(&self) -> usize {
         let dropped = self.dropped_topics.keys().map(|name| named_topic_len(name));
         GROUP_BYTES + self.offsets.estimated_len() + dropped.sum::<usize>()

@@ -8,7 +8,7 @@ pub use crate::records::{MemberSpec, OffsetUpdate, TopicOffsets};
 pub struct GroupCommand {
     pub group: String,
     pub change: GroupChange,
-    /// Commits are judged by their order from this entry on. Set from protocol
+    /// True to enforce the order of commits from this entry on. Set from protocol
     /// [`COMMIT_ORDER`](crate::protocol::COMMIT_ORDER) on.
     pub is_ordered: bool,
 }
@@ -16,9 +16,11 @@ pub struct GroupCommand {
 /// Change of a group. A repeated command has no further effect.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum GroupChange {
-    /// Adds a member, or updates its settings. With `take_over` it replaces the member that has
-    /// its static name, and keeps that member's partitions. An update names the member's
-    /// `joined_epoch`, so that it cannot add a member that was removed; a join has 0.
+    /// Adds a member or updates its settings.
+    ///
+    /// A join has `joined_epoch` 0. With `take_over`, it replaces the member that has the same
+    /// static name and keeps the partitions of that member. An update names the `joined_epoch` of
+    /// the member, so that it cannot add a member that was removed.
     PutMember { member: MemberSpec, take_over: bool, joined_epoch: u64 },
     /// Removes members that left, or were silent for their session timeouts.
     RemoveMembers { members: Vec<String> },
@@ -26,8 +28,10 @@ pub enum GroupChange {
     Assign(Assignment),
     /// Confirms that the member no longer reads these partitions, at this epoch.
     Release { member_id: String, epoch: u64, partitions: Vec<PartitionKey> },
-    /// Stores offsets, all or none. Without a member the group must have none, and
-    /// `offsets_epoch` is the epoch of the offsets that the commit follows.
+    /// Stores offsets, all or none.
+    ///
+    /// Without a member, the group must have no members, and `offsets_epoch` is the epoch of the
+    /// offsets that the commit follows.
     Commit {
         member: Option<CommittingMember>,
         offsets_epoch: Option<u64>,
@@ -38,9 +42,10 @@ pub enum GroupChange {
     Seek { origin: SeekOrigin, topics: Vec<TopicOffsets>, at_us: u64 },
     /// Removes the offsets of dropped topics.
     ForgetTopics { topic_ids: Vec<u64> },
-    /// Removes the offsets of a topic that no member subscribes to; id 0 means every topic of the
-    /// name. Proposed from protocol [`COMMIT_ORDER`](crate::protocol::COMMIT_ORDER) on.
-    /// `offsets_epoch` is the epoch of the offsets that it follows.
+    /// Removes the offsets of a topic that no member subscribes to.
+    ///
+    /// Id 0 means every topic of the name. `offsets_epoch` is the epoch of the offsets that the
+    /// command follows. Proposed from protocol [`COMMIT_ORDER`](crate::protocol::COMMIT_ORDER) on.
     ForgetTopic { topic: String, topic_id: u64, offsets_epoch: Option<u64> },
     /// Deletes a group without members.
     Delete { offsets_epoch: Option<u64> },
@@ -53,8 +58,8 @@ pub struct Assignment {
     pub group_epoch: u64,
     /// Topics and their partition counts, in the order of their ids.
     pub topics: Vec<(u64, u32)>,
-    /// For each partition of these topics: 0, or one more than the member's position among the
-    /// members in the order of their ids.
+    /// For each partition of these topics: 0 if it has no owner, else 1 plus the position of the
+    /// member in the order of member ids.
     pub owners: Vec<u32>,
 }
 
@@ -71,9 +76,9 @@ pub struct CommittingMember {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SeekOrigin {
     pub by: String,
-    /// It takes back an earlier seek.
+    /// True for the undo of an earlier seek.
     pub is_undo: bool,
-    /// Epoch of the offsets that it follows.
+    /// Epoch of the offsets that the seek follows.
     pub offsets_epoch: Option<u64>,
 }
 

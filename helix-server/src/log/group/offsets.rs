@@ -18,7 +18,7 @@ const ROW_BYTES: usize = 60;
 const EVENT_BYTES: usize = 40;
 const NAMED_TOPIC_BYTES: usize = 12;
 
-/// Part of the rows' number that a growing vector reserves, so that single insertions move few
+/// A growing vector reserves one part in this many of its rows, so that single insertions move few
 /// bytes.
 const SPARE_PART: usize = 8;
 
@@ -54,13 +54,13 @@ pub struct CommittedRow {
     from: u64,
     since_us: u64,
     changed_us: u64,
-    /// Of the last change, if that is a commit.
+    /// Place of the last change, if that is a commit.
     place: CommitPlace,
     by: CommittedBy,
     more: Option<Box<RowExtra>>,
 }
 
-/// Text of the member or seek that changed an offset; `None` is the empty one.
+/// Member id or text of the seek that changed an offset; `None` if empty.
 pub(super) type CommittedBy = Option<Arc<str>>;
 
 /// Parts that most rows do not have.
@@ -111,14 +111,14 @@ pub(super) struct RowChange<'a> {
     pub(super) place: CommitPlace,
 }
 
-/// Makes capacity for `count` more rows, with little to spare.
+/// Reserves capacity for `count` more rows, with little to spare.
 fn reserve(rows: &mut Vec<CommittedRow>, count: usize) {
     if rows.capacity() - rows.len() < count {
         rows.reserve_exact(count.max(rows.len() / SPARE_PART));
     }
 }
 
-/// Returns the stored form of a text.
+/// Converts a text to its stored form.
 pub(super) fn committed_by(by: &str) -> CommittedBy {
     (!by.is_empty()).then(|| by.into())
 }
@@ -164,7 +164,7 @@ impl OffsetTable {
         self.topics.iter().map(|(topic_id, topic)| (*topic_id, &topic.name))
     }
 
-    /// Names a topic, unless it has a name.
+    /// Adds a topic with its name, unless the table has the topic.
     pub(super) fn name(&mut self, topic_id: u64, name: &str) {
         self.topics.get_or_insert_with(topic_id, || {
             self.bytes += named_topic_len(name);
@@ -172,7 +172,7 @@ impl OffsetTable {
         });
     }
 
-    /// Stores offsets of a topic that has a name.
+    /// Stores offsets of a topic that [`Self::name`] has added.
     pub(super) fn store(&mut self, topic_id: u64, updates: &[OffsetUpdate], change: RowChange<'_>) {
         let Some(topic) = self.topics.get_mut(&topic_id) else { return };
         let rows = &mut topic.rows;
@@ -227,7 +227,7 @@ impl OffsetTable {
         }
     }
 
-    /// Makes capacity for the rows of a checkpoint.
+    /// Reserves capacity for the rows of a checkpoint.
     pub(super) fn reserve(&mut self, topic_id: u64, count: usize) {
         if let Some(topic) = self.topics.get_mut(&topic_id) {
             topic.rows.reserve_exact(count);
@@ -281,7 +281,7 @@ impl CommittedRow {
             return Err("a history does not lead to its offset");
         }
         let OffsetEvent { kind, from, since_us, .. } = last;
-        // Not collected: that would reuse the larger block of `events`.
+        // `collect` would reuse the larger allocation of `events`.
         let mut earlier = Vec::with_capacity(events.len());
         earlier.extend(events.into_iter().map(|(event, by)| EarlierEvent {
             kind: event.kind,
@@ -316,8 +316,9 @@ impl CommittedRow {
         self.has_offset.then_some(self.offset)
     }
 
-    /// Returns the place of the last change, if that is a commit of this member; the empty id means
-    /// a commit without a member.
+    /// Returns the place of the last change, if that is a commit of this member.
+    ///
+    /// The empty id means a commit without a member.
     pub(super) fn place_of(&self, member_id: &str) -> Option<CommitPlace> {
         let is_of = self.by.as_deref().unwrap_or_default() == member_id;
         (self.kind == OffsetEventKind::Commit && is_of).then_some(self.place)
@@ -372,7 +373,7 @@ impl CommittedRow {
         }])
     }
 
-    /// Returns the offset before the last seek or undo; `None` if none is remembered.
+    /// Returns the offset before the last seek or undo; `None` if the history has none.
     pub fn before_last_seek(&self) -> Option<Option<u64>> {
         let is_seek = |event: &OffsetEvent<'_>| event.kind != OffsetEventKind::Commit;
         self.history().rev().find(is_seek).map(|event| event.from)
@@ -387,7 +388,7 @@ impl CommittedRow {
 
     fn record(&mut self, change: RowChange<'_>, to: Option<u64>) {
         let RowChange { kind, by, at_us, place } = change;
-        // Proposers' clocks may differ; history is in order.
+        // Proposers' clocks may differ, but times in the history never go back.
         let at_us = at_us.max(self.changed_us);
         let continues = kind == OffsetEventKind::Commit && self.kind == kind && self.by == *by;
         if !continues {
@@ -403,7 +404,7 @@ impl CommittedRow {
             if earlier.len() + 1 >= OFFSET_HISTORY_MAX {
                 earlier.remove(0);
             }
-            // Most rows have few events permanently, and a group may have many rows.
+            // Most rows keep few events, and a group may have many rows.
             earlier.reserve_exact(1);
             earlier.push(last);
             (self.kind, self.since_us) = (kind, at_us);

@@ -1,9 +1,9 @@
-//! Order of commits: the changes of a group's offsets that a commit has to follow.
+//! Order of commits: detects commits that are older than the offsets of the group.
 //!
-//! Epochs are indexes of the shard's log, so they never repeat, also in a group that was deleted
-//! and created again. A commit without a member names the epoch of the offsets that it follows, and
-//! so may a seek or a deletion. A commit of a member has a place: the member's epoch and a sequence
-//! within it.
+//! Epochs are indexes of the shard's log, so they never repeat, even if a group is deleted and
+//! created again. A commit without a member names the epoch of the offsets that it follows; a seek
+//! or a deletion may name one. A commit of a member has a place: the epoch of the member and a
+//! sequence within it.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,14 +13,15 @@ use super::command::{CommittingMember, TopicOffsets};
 use super::offsets::named_topic_len;
 use super::{ConsumerGroup, GroupRefusal, PartitionKey, StaleCommit};
 
-/// Deleted groups of a shard whose epochs are remembered one by one. Another value needs a new
+/// Limit of deleted groups of a shard whose epochs are kept by name. Changing it needs a new
 /// protocol version.
 pub const DELETED_GROUPS_MAX: usize = 4_096;
 
 /// Epochs of a group's offsets; 0 means never. `sought <= fence <= changed`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct OffsetEpochs {
-    /// Last seek, undo or removal of offsets, or the deletion before the group was created.
+    /// Last seek, undo or `ForgetTopic`, or the deletion before the group was created. The removal
+    /// of a dropped topic does not count.
     pub(super) sought: u64,
     /// Last change that is not a commit without a member.
     pub(super) fence: u64,
@@ -29,7 +30,7 @@ pub(super) struct OffsetEpochs {
 }
 
 impl OffsetEpochs {
-    /// Returns the epochs of a group that begins after a deletion at this index.
+    /// Returns the epochs after a seek, a removal of offsets or a deletion at this index.
     pub(super) fn after(deleted: u64) -> Self {
         Self { sought: deleted, fence: deleted, changed: deleted }
     }
@@ -39,8 +40,10 @@ impl OffsetEpochs {
     }
 }
 
-/// Place of the commit that set an offset, compared field by field. Of a member: its epoch and the
-/// sequence. Without a member: the index of the entry, and 0.
+/// Place of the commit that set an offset, compared field by field.
+///
+/// A commit of a member has the epoch of the member and its sequence. A commit without a member has
+/// the index of its entry, and 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub struct CommitPlace {
     pub epoch: u64,
@@ -52,11 +55,11 @@ pub struct CommitPlace {
 pub enum StaleReason {
     /// Offsets of the group were changed after the epoch that the commit names.
     Epoch { given: u64 },
-    /// The group was sought or deleted, and the commit names no epoch.
+    /// The commit names no epoch, but the group was deleted, sought, or has forgotten a topic.
     NoEpoch,
     /// A later commit without a member has set the offset.
     Moved { given: u64 },
-    /// A later commit of the member has set the offset, or another one has the same number.
+    /// A later commit of the member has set the offset, or another commit has the same sequence.
     Sequence { given: CommitPlace, last: CommitPlace },
     /// The topic was deleted.
     Topic,
@@ -102,7 +105,9 @@ pub(super) struct DeletedGroups {
 }
 
 impl DeletedGroups {
-    /// Returns the index of the last deletion that a group of this name may have had.
+    /// Returns the index of the last deletion of a group with this name.
+    ///
+    /// For a name that is not kept: the greatest index of the deletions that are no longer kept.
     pub(super) fn epoch_of(&self, name: &str) -> u64 {
         self.by_name.get(name).copied().unwrap_or(self.forgotten)
     }
@@ -122,7 +127,7 @@ impl DeletedGroups {
         }
     }
 
-    /// Forgets a deletion: the group exists again and has its epoch.
+    /// Removes a deletion: the group exists again and keeps its epoch.
     pub(super) fn remove(&mut self, name: &str) {
         if self.by_name.remove(name).is_some() {
             self.bytes -= named_topic_len(name);
@@ -192,8 +197,9 @@ impl ConsumerGroup {
         Ok(())
     }
 
-    /// Checks the order of a commit without a member. Returns whether it has been applied already:
-    /// it is repeated, and nothing is left to do.
+    /// Checks the order of a commit without a member.
+    ///
+    /// Returns whether this is a repeated commit that was already applied.
     pub(super) fn check_order_without_member(
         &self,
         epoch: Option<u64>,
@@ -216,7 +222,7 @@ impl ConsumerGroup {
         if given <= changed && given >= fence && later.is_none() {
             return Ok(false);
         }
-        // A copy of a commit that was applied changes nothing, and is no error.
+        // A repeated commit that was already applied succeeds without a change.
         let is_applied = updates().all(|(partition, update)| {
             let row = self.offset(partition);
             row.is_some_and(|row| row.place_of("").is_some() && row.is_set_to(update))
@@ -242,24 +248,27 @@ impl ConsumerGroup {
         }
     }
 
-    /// Returns the epoch for the next commit without a member, after one of these offsets with this
-    /// epoch was applied.
+    /// Returns the epoch for the next commit without a member.
+    ///
+    /// Called after a commit of these offsets with the epoch `given` was applied.
     pub fn epoch_after_commit(&self, given: Option<u64>, topics: &[TopicOffsets]) -> Option<u64> {
         let mut updates = topics.iter().flat_map(TopicOffsets::updates);
         let set = updates.try_fold(u64::MAX, |least, (partition, update)| {
             let row = self.offset(partition).filter(|row| row.is_set_to(update));
             row.and_then(|row| row.place_of("")).map(|place| least.min(place.epoch))
         });
-        // Changed since: the client has to learn of it, so its own epoch stays.
+        // The offsets have changed since. The client keeps its epoch, so that it learns of the
+        // change.
         set.or(given)
     }
 
-    /// Refuses topics that were deleted: another one has their names, or none has.
+    /// Refuses deleted topics: the group has forgotten them, or has offsets in a later topic of the
+    /// name.
     fn check_topics(&self, topics: &[TopicOffsets]) -> Result<(), GroupRefusal> {
         for topic in topics.iter().filter(|topic| !self.offsets.has_topic(topic.topic_id)) {
             let name = topic.name.as_str();
             let is_dropped = self.dropped_topic(name).is_some_and(|id| id >= topic.topic_id);
-            // Ids of topics grow.
+            // A later topic has a greater id.
             let mut others = self.topic_names().filter(|(_, other)| &***other == name);
             if is_dropped || others.any(|(id, _)| id > topic.topic_id) {
                 let number = topic.offsets.first().map_or(0, |update| update.number);

@@ -1,4 +1,4 @@
-//! Judges the reports of members: the decision of a heartbeat, before anything is proposed.
+//! Decides what a heartbeat of a member changes, before anything is proposed.
 
 use std::sync::Arc;
 
@@ -6,13 +6,13 @@ use super::command::{GroupChange, MemberSpec};
 use super::{ConsumerGroup, GroupMember, GroupRefusal, GroupTable, PartitionKey, SortedSet};
 use crate::log::ROWS_PER_ENTRY_MAX;
 
-/// Session timeout of a member that states none.
+/// Default session timeout of a member.
 const SESSION_TIMEOUT_MS_DEFAULT: u32 = 30_000;
 
 /// A heartbeat of a member.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct MemberReport {
-    /// Empty fields and 0 mean unchanged.
+    /// Settings of the member. Empty fields and 0 keep the current value.
     pub spec: MemberSpec,
     /// Epoch of the last response; 0 joins.
     pub epoch: u64,
@@ -24,13 +24,13 @@ pub struct MemberReport {
 /// Next step for a report.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ReportStep {
-    /// The change has to be applied, and the report judged again.
+    /// The change has to be applied. Then the report is judged again.
     Propose(GroupChange),
-    /// The group's state has everything that the report says.
+    /// The group's state already includes the whole report.
     Settled(MemberView),
 }
 
-/// Part of the group's state that a member learns.
+/// View of the group that a heartbeat response gives a member.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MemberView {
     pub member_id: Arc<str>,
@@ -43,13 +43,15 @@ pub struct MemberView {
     /// Partitions that it gets once others have released them.
     pub pending: Vec<PartitionKey>,
     pub session_timeout_ms: u32,
-    /// Its assignment is neither outdated nor incomplete, and it has nothing to release.
+    /// True if the assignment is current and complete, and the member has nothing to release.
     pub is_settled: bool,
 }
 
 impl GroupTable {
-    /// Returns the next step for a report. Without `may_put` the report proposes no member and no
-    /// settings: one request does so at most once, or it would undo what happened since.
+    /// Returns the next step for a report.
+    ///
+    /// Without `may_put`, never proposes a member or its settings. A request may propose them only
+    /// once: a second time would undo later changes.
     ///
     /// # Errors
     /// [`GroupRefusal`] if the member has to join again, or may not join.
@@ -67,7 +69,7 @@ impl GroupTable {
             if *epoch != 0 || !may_put {
                 return Err(GroupRefusal::UnknownMember { member_id: spec.member_id.clone() });
             }
-            // Apply decides, but retries of a refused join shall write no entries.
+            // Apply decides. This check keeps retries of a refused join out of the log.
             let holder = group.and_then(|group| group.holder(&spec.static_name));
             if let Some(holder) = holder.filter(|_| !*take_over) {
                 let static_name = spec.static_name.clone();
@@ -110,7 +112,7 @@ impl GroupTable {
 }
 
 impl ConsumerGroup {
-    /// Returns what a member learns now.
+    /// Returns the current view of a member.
     pub fn view(&self, id: &Arc<str>, member: &GroupMember) -> MemberView {
         let GroupMember { owned, target, .. } = member;
         let assigned: Vec<_> = owned.keys().filter(|it| target.contains(it)).copied().collect();
@@ -127,9 +129,10 @@ impl ConsumerGroup {
         }
     }
 
-    /// Returns whether a member has lost the partition permanently, as far as this state knows: it
-    /// neither owns the partition nor will get it. The member has learned `epoch`, so an older
-    /// state decides nothing.
+    /// Returns whether a member has lost the partition permanently, as far as this state knows.
+    ///
+    /// True if the member neither owns the partition nor has it in its target. `epoch` is the last
+    /// epoch that the member has received; an older state decides nothing.
     pub fn has_lost(&self, member_id: &str, epoch: u64, partition: PartitionKey) -> bool {
         match self.member(member_id) {
             Some(member) if self.member_epoch(member) >= epoch => {
@@ -146,7 +149,7 @@ fn updated(known: &GroupMember, said: &MemberSpec) -> Result<Option<MemberSpec>,
     if !said.static_name.is_empty() && *said.static_name != *known.static_name {
         return Err(GroupRefusal::StaticNameFixed { current: known.static_name.to_string() });
     }
-    // Compared first: most heartbeats change nothing, and then allocate nothing.
+    // Compared before any clone: most heartbeats change nothing and must not allocate.
     let settings = &*known.settings;
     let has_topics = !said.topics.is_empty() && *said.topics != *settings.topics;
     let has_name = !said.client_name.is_empty() && *said.client_name != *settings.client_name;

@@ -1,4 +1,4 @@
-//! Sorted slices: maps and sets without spare capacity, for small and many collections.
+//! Maps and sets in sorted slices without spare capacity, for many small collections.
 //!
 //! A B-tree node has capacity for eleven entries. A shard has thousands of collections with one
 //! entry each, so nodes would take most of the groups' memory.
@@ -20,7 +20,7 @@ impl<K, V> Default for SortedMap<K, V> {
 }
 
 impl<K: Ord, V> SortedMap<K, V> {
-    /// Changes the entries as a vector, which moves none if their number stays the same.
+    /// Changes the entries as a vector. Moves none if their number stays the same.
     fn change<T>(&mut self, change: impl FnOnce(&mut Vec<(K, V)>) -> T) -> T {
         let mut entries = std::mem::take(&mut self.0).into_vec();
         let changed = change(&mut entries);
@@ -80,7 +80,7 @@ impl<K: Ord, V> SortedMap<K, V> {
         self.0.get_mut(index).map(|(_, value)| value)
     }
 
-    /// Returns the value of a key, which `new` creates if it is missing.
+    /// Returns the value of a key. `new` creates it if the key is missing.
     pub fn get_or_insert_with(&mut self, key: K, new: impl FnOnce() -> V) -> &mut V {
         let index = match self.find(&key) {
             Ok(index) => index,
@@ -92,7 +92,7 @@ impl<K: Ord, V> SortedMap<K, V> {
         &mut self.0[index].1
     }
 
-    /// Returns the value that the key had before.
+    /// Inserts an entry, and returns the previous value of the key.
     pub fn insert(&mut self, key: K, value: V) -> Option<V> {
         match self.find(&key) {
             Ok(index) => Some(std::mem::replace(&mut self.0[index].1, value)),
@@ -103,7 +103,7 @@ impl<K: Ord, V> SortedMap<K, V> {
         }
     }
 
-    /// Inserts entries with keys that the map does not have, faster than one by one.
+    /// Inserts entries, faster than one by one. Keys that the map already has keep their values.
     pub fn insert_new(&mut self, new: Vec<(K, V)>) {
         self.change(|entries| {
             entries.reserve_exact(new.len());
@@ -152,7 +152,7 @@ impl<K: Ord, V> SortedMap<K, V> {
     }
 }
 
-/// A later entry of the same key is dropped.
+/// Keeps the first entry of each key.
 impl<K: Ord, V> FromIterator<(K, V)> for SortedMap<K, V> {
     fn from_iter<I: IntoIterator<Item = (K, V)>>(entries: I) -> Self {
         let mut map = Self::default();

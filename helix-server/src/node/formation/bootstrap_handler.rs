@@ -95,7 +95,7 @@ impl BootstrapHandler {
         let _ = self.node.set(Arc::downgrade(node));
     }
 
-    /// Sets the hub, which knows the logs that cannot be replayed before the node exists.
+    /// Sets the hub. Before the node exists, it serves the logs that cannot be replayed.
     pub(in crate::node) fn attach_hub(&self, hub: &Arc<Hub>) {
         // Ignored: a node has one hub.
         let _ = self.hub.set(Arc::downgrade(hub));
@@ -119,7 +119,7 @@ impl BootstrapHandler {
         self.node.get()?.upgrade()
     }
 
-    /// Returns whether the cluster exists, and its voters, or else the nodes that are to form it.
+    /// Returns whether the cluster exists, and its members, or else the nodes that are to form it.
     fn known_members(&self) -> (bool, Vec<u64>) {
         let voters = self.node().map(|node| node.cluster.nodes()).unwrap_or_default();
         if voters.is_empty() {

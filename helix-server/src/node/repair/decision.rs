@@ -49,8 +49,8 @@ impl VoterReport {
         !self.is_damaged && !self.in_repair && !self.is_fetching
     }
 
-    /// Returns whether it has everything that a replica with this last entry has acknowledged.
-    /// A log that ends in a later term has all that can be committed of earlier terms.
+    /// Returns whether the voter has every entry that a replica with this last entry acknowledged.
+    /// A log that ends in a later term has all entries of earlier terms that can be committed.
     fn has_all(&self, last: LogId) -> bool {
         self.is_whole() && self.last >= last
     }
@@ -65,7 +65,7 @@ impl VoterReport {
 /// The next step of a replica with damage.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::node) enum RepairStep {
-    /// Nothing helps now; the reason is for operators.
+    /// Nothing can be done now; the reason is for operators.
     Wait(String),
     /// Fetch the damaged entries from these replicas, the most promising first.
     RepairInPlace(Vec<ReplicaId>),
@@ -75,9 +75,9 @@ pub(in crate::node) enum RepairStep {
     GiveUpLog,
 }
 
-/// Returns the next step. `configs` are the sets of voters that each need a majority. `reports` has
-/// the replicas that answered; all other voters count as lost. Any replica may send entries, also a
-/// learner: term and index stand for the content of an entry.
+/// Returns the next step. `configs` are the sets of voters that each need a majority. `reports`
+/// contains the replicas that responded; all other voters count as lost. Any replica may send
+/// entries, even a learner, because term and index identify an entry.
 pub(in crate::node) fn next_step(
     own: &DamagedReplica,
     configs: &[BTreeSet<ReplicaId>],
@@ -112,7 +112,7 @@ pub(in crate::node) fn next_step(
     }
 }
 
-/// Returns why the other voters are no majority with everything; `None` if they are.
+/// Returns why the other voters with every entry are not a majority; `None` if they are.
 pub(in crate::node) fn missing_majority(
     own: &DamagedReplica,
     configs: &[BTreeSet<ReplicaId>],

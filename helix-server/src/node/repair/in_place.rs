@@ -31,14 +31,14 @@ pub(in crate::node) struct DamagedLog<'a> {
     pub(in crate::node) reads: &'a DiskReads,
 }
 
-/// Fetches from several replicas, and stays with the last that served.
+/// Fetches entries from several replicas, and keeps asking the replica that served last.
 struct EntrySources<'a> {
     hub: &'a Hub,
     shard_id: u64,
     own: ReplicaId,
     from: &'a [ReplicaId],
     current: usize,
-    /// A replica has not answered, so it may have what is missing.
+    /// A request has failed, so that replica may have the missing entries.
     has_failed: bool,
 }
 
@@ -77,8 +77,8 @@ impl DamagedLog<'_> {
         }
     }
 
-    /// Tries the replicas in turn, because each may have compacted an entry by key in its own way,
-    /// and only the bytes that were damaged here fit.
+    /// Tries the replicas in turn until the bytes of one fit. Compaction by key may leave other
+    /// bytes under the same id on each replica, but only the bytes that were damaged here fit.
     async fn fetch_and_repair(
         &self,
         file: &str,
@@ -94,12 +94,12 @@ impl DamagedLog<'_> {
             let found = fetch(file, &damage, &mut sources, on_progress).await;
             let (entries, placements) = match (found, refused.take()) {
                 (Ok(found), _) => found,
-                // The entries of another replica did not fit: that is the better reason.
+                // The entries of an earlier replica did not fit, which is the better reason.
                 (Err(_), Some(refused)) => return Err(does_not_fit(refused, &sources)),
                 (Err(why), None) => return Err(InPlaceOutcome::Later(why)),
             };
             let (bytes, count) = (damage.bytes(), entries.len());
-            // An earlier attempt may have repaired it, and then found no space to make it durable.
+            // An earlier attempt may have repaired the file, but had no space to make it durable.
             let is_clean = damage.is_clean();
             let repair = move || {
                 let repaired = damage.repair(&entries, &placements);
@@ -150,12 +150,12 @@ async fn fetch(
     Ok((entries, placements))
 }
 
-/// Returns the outcome where the entries of all replicas that answered have other bytes.
+/// Returns the outcome if no replica that responded has the bytes that were damaged here.
 fn does_not_fit(why: String, sources: &EntrySources<'_>) -> InPlaceOutcome {
     if sources.has_failed { InPlaceOutcome::Later(why) } else { InPlaceOutcome::Unrepairable(why) }
 }
 
-/// Returns the outcome of a failure that another attempt may not meet.
+/// Returns the outcome of a failure that may not occur again.
 fn later(error: Error) -> InPlaceOutcome {
     match error.is_shortage() {
         true => InPlaceOutcome::Shortage(error),
@@ -169,8 +169,8 @@ fn runs(ids: &[LogId]) -> impl Iterator<Item = &[LogId]> {
 }
 
 impl EntrySources<'_> {
-    /// Fetches entries with consecutive indexes. A refusal, a gap or damage of one replica sends
-    /// the request to the next.
+    /// Fetches entries with consecutive indexes. Asks the next replica if one refuses, lacks
+    /// entries or is damaged there as well.
     async fn fetch(
         &mut self,
         run: &[LogId],
@@ -186,8 +186,8 @@ impl EntrySources<'_> {
             match fetching.await {
                 Ok(entries) => {
                     for entry in entries {
-                        // Compaction by key may have left other bytes under the same id there. The
-                        // repair accepts only those that the checksum of the group states.
+                        // Compaction by key may have left other bytes under this id there. The
+                        // repair checks the bytes against the checksum of the group.
                         if run.contains(&entry.id) {
                             found.insert(entry.id.index, entry);
                         }
@@ -221,7 +221,7 @@ impl EntrySources<'_> {
         Ok(())
     }
 
-    /// Returns what is still to fetch. Asks the next replica if this one sent nothing of it.
+    /// Returns the entries still to fetch. Moves on to the next replica if this one sent none.
     fn rest_of<'a, T>(
         &mut self,
         run: &'a [LogId],

@@ -13,13 +13,12 @@ use crate::raft::{Replica, node_of};
 /// Rebuild of one replica.
 #[derive(Debug, Default)]
 pub(in crate::node) struct Rebuild {
-    /// Highest term that each of the other nodes with votes has reported since this replica was
-    /// opened. A candidate that this replica voted for had reached its term before it asked for the
-    /// vote.
+    /// Highest term reported by each node that still has its vote, since this replica was opened. A
+    /// candidate that this replica voted for had reached its term before it requested the vote.
     terms: BTreeMap<u64, u64>,
-    /// A leader's term, and the index up to which this replica needs the leader's log. It is the
-    /// end of that log after the reset of this replica. A leader of that term cannot believe that
-    /// this replica has more.
+    /// Term of a leader, and the index up to which this replica needs the leader's log. The index
+    /// is the end of that log after the leader has reset its progress of this replica. So a leader
+    /// of that term cannot assume that this replica has a later entry.
     target: Option<(u64, u64)>,
 }
 
@@ -80,7 +79,7 @@ impl Rebuild {
         Ok(None)
     }
 
-    /// Notes the term of a node with its vote.
+    /// Records the term that a node reports, or forgets it if the node has lost its vote.
     fn note_term(&mut self, id: u64, report: &ReplicaStatusReport) {
         if report.vote_lost {
             self.terms.remove(&id);
@@ -111,8 +110,8 @@ impl Rebuild {
                 "its vote was lost with its log; it waits for node {silent} to report its term"
             ));
         }
-        // Nodes without votes may have elected a leader together. So every majority must include a
-        // node that knows its term.
+        // Nodes that lost their votes may have elected a leader together. So every majority must
+        // include a node that knows its term.
         let forgetful = unreported.len() + 1;
         if !unreported.is_empty() && (!leader.is_settled || forgetful > voters.len() / 2) {
             return Err(format!(

@@ -9,8 +9,8 @@ use crate::cluster::ReplicaStatusReport;
 use crate::node::Node;
 use crate::raft::{ReplicaId, node_of};
 
-/// Returns what the other replicas of a shard report about themselves, by replica id. Nodes that do
-/// not state the id of their replica are left out: it may be the voter's successor.
+/// Returns the reports of a shard's other replicas, by replica id. A report without a replica id is
+/// left out, because it may come from the successor of a voter.
 pub(super) async fn ask_others(
     node: &Node,
     shard_id: u64,

@@ -1,8 +1,9 @@
-//! Repairs a log that opens, but whose replay meets damage above the last checkpoint. Its replica
-//! cannot run, so it neither votes nor serves. It still has entries that it acknowledged: sealed
-//! segments are repaired in place, and the log is given up only by the rule of `repair_decision`.
-//! Until then the log stays open and sends its entries to repairs of other replicas, so that two
-//! such logs repair each other without a leader.
+//! Repairs a log that opens, but whose replay meets damage above the last checkpoint.
+//!
+//! The replica of such a log cannot run, so it neither votes nor serves. But the log still has
+//! entries that the replica acknowledged. Sealed segments are therefore repaired in place, and the
+//! log is given up only by the rule of `decision`. Until then the log stays open and sends its
+//! entries to repairs of other replicas. So two such logs can repair each other without a leader.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -28,10 +29,10 @@ use crate::sync;
 /// Pause between two attempts to open shard 0.
 const RETRY_PAUSE: Duration = Duration::from_secs(1);
 
-/// Attempts that have to wait before an entry is taken to be trimmed everywhere.
+/// Postponed attempts after which an entry is assumed to be trimmed on all replicas.
 const FETCH_ATTEMPTS: u32 = 20;
 
-/// Repairs before an open, each of which may let the replay get further.
+/// Maximum number of repairs before an open. Each may let the replay get further.
 const REPAIRS_MAX: u32 = 16;
 
 /// An open log whose replica did not open.
@@ -54,7 +55,7 @@ impl UnreplayedLogs {
         sync::lock(&self.0).insert(log.shard_id, log);
     }
 
-    /// Returns the log of a shard, which other replicas may still read.
+    /// Removes and returns the log of a shard. Other replicas may still read it.
     pub(in crate::node) fn take(&self, shard_id: u64) -> Option<UnreplayedLog> {
         sync::lock(&self.0).remove(&shard_id)
     }
@@ -88,7 +89,7 @@ impl UnreplayedLog {
         logs.damaged(self.shard_id, &self.error.to_string())
     }
 
-    /// Closes the log, which no other replica can read from now on, and returns the error.
+    /// Closes the log, so that no other replica can read it, and returns the error.
     pub(in crate::node) async fn close(self, hub: &Hub, logs: &NodeLogs<'_>) -> Error {
         hub.release_log(self.shard_id);
         let HeldLog { wal, reads, .. } = &self.log;
@@ -118,7 +119,7 @@ impl OpenFailure {
 /// The next step of a log whose replay met damage.
 #[derive(Debug)]
 pub(in crate::node) enum UnreplayedStep {
-    /// All damage that is known was repaired in place: this many files.
+    /// All known damage was repaired in place; the number of repaired files.
     OpenAgain(u64),
     /// Quarantine the log; the other replicas fill a new one.
     GiveUpLog,
@@ -127,8 +128,8 @@ pub(in crate::node) enum UnreplayedStep {
     /// As [`Self::Wait`], and no leader with settled voters responds, so that the rule for giving
     /// up the log cannot be checked.
     WaitForLeader(String),
-    /// As [`Self::Wait`], for disk space, file descriptors or memory of this node. It says nothing
-    /// of what the other replicas have.
+    /// Like [`Self::Wait`], for disk space, file descriptors or memory of this node. The other
+    /// replicas may have every entry.
     Shortage(helix_wal::Error),
     /// No other replica responds.
     Alone,
@@ -146,8 +147,8 @@ pub(in crate::node) enum Shard0Opening {
 }
 
 impl Shard0Opening {
-    /// Returns the attempts that may wait. A start then quarantines the log, since the node serves
-    /// nothing without shard 0; a running node tries again later.
+    /// Returns the number of attempts that may wait. After that, a start quarantines the log,
+    /// because the node serves nothing without shard 0. A running node tries again later.
     fn attempts(self) -> u32 {
         match self {
             Self::SingleNode => 1,
@@ -163,9 +164,11 @@ impl Shard0Opening {
     }
 }
 
-/// Repairs what can be repaired in place, and decides about the rest. A fetch that has to wait does
-/// not give up the log unless `may_give_up`. `is_start`: the caller gives up the log after some
-/// steps that wait, even if no majority has everything without it.
+/// Repairs damage in place where possible, and decides about the rest.
+///
+/// A fetch that has to wait gives up the log only with `may_give_up`. `is_start` means that the
+/// caller gives up the log after some steps that wait, even if no majority has every entry without
+/// it.
 async fn repair_or_decide(
     hub: &Hub,
     log: &UnreplayedLog,
@@ -215,7 +218,7 @@ async fn repair_or_decide(
         (None, Some(why)) if !may_give_up => return UnreplayedStep::Wait(why),
         (None, Some(why)) | (Some(why), _) => why,
     };
-    // Not replayed, this log does not know the voters. The leader does.
+    // This log was not replayed, so it does not know the voters. The leader does.
     let leader = match current_leader(*own, own_term(wal), &reports, is_start) {
         Ok(leader) => leader,
         Err(lacking) => return UnreplayedStep::WaitForLeader(format!("{why}; {lacking}")),
@@ -231,16 +234,18 @@ async fn repair_or_decide(
 /// Returns the latest term that the log knows: of its vote or its last entry.
 fn own_term(wal: &Wal) -> u64 {
     let state = wal.state();
-    // A vote that does not decode has no term that counts: the replica must not give up its log.
+    // The term of a vote that does not decode is unknown. Then the replica must keep its log.
     let vote = state
         .vote
         .map_or(0, |bytes| decode_vote(&bytes).map_or(u64::MAX, |vote| vote.leader_id.term));
     vote.max(state.last.map_or(0, |last| last.term))
 }
 
-/// Returns the leader with settled voters, unless a later one may have replaced it: a leader that
-/// others no longer reach still reports that it leads. At a start another voter must be whole in
-/// its term as well, so that not all entries depend on the leader's log.
+/// Returns the leader with settled voters, unless a later leader may have replaced it.
+///
+/// A leader that is partitioned from the other voters still reports that it leads. At a start,
+/// another voter must also be whole in the leader's term, so that no entry depends on the leader's
+/// log alone.
 ///
 /// # Errors
 /// The reason why there is none, for operators.
@@ -285,7 +290,7 @@ impl crate::node::Node {
     ) -> Result<Arc<Shard>> {
         let shard_id = identity.shard_id;
         let has_other_replicas = self.cluster.data_has_other_replicas(shard_id).await;
-        // While that is unknown, the log may be the only copy.
+        // If this is unknown, the log may be the only copy.
         let may_be_single = has_other_replicas != Some(true);
         for _ in 0..REPAIRS_MAX {
             let log = match self.unreplayed.take(shard_id) {
@@ -345,7 +350,7 @@ impl crate::node::Node {
     }
 }
 
-/// Turns damage into an error after which the shard is opened again, unless this node has the only
+/// Converts damage to an error after which the open is retried, unless this node has the only
 /// replica.
 fn retried_unless_single(error: Error, has_other_replicas: Option<bool>) -> Error {
     let Error::CorruptLog { what } = error else { return error };
@@ -419,8 +424,8 @@ pub(in crate::node) async fn open_shard0_repaired(
     }
 }
 
-/// Repairs the log of shard 0, and sends its entries to repairs of other replicas meanwhile.
-/// Returns once the log must be closed.
+/// Repairs the log of shard 0. During the repair, other replicas can read its entries. Returns once
+/// the log must be closed.
 async fn repair_shard0(
     hub: &Hub,
     unreplayed: &UnreplayedLog,
@@ -463,8 +468,8 @@ enum Shard0Action {
     GiveUpLog,
 }
 
-/// Decides what follows a step, and counts attempts and repairs. An attempt that repaired something
-/// is not counted as one.
+/// Decides the action after a step, and counts attempts and repairs. A step that repaired a file
+/// does not count as an attempt.
 fn after_step(
     step: UnreplayedStep,
     opening: Shard0Opening,

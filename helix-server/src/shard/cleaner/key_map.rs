@@ -8,15 +8,15 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use super::key_table::{ENTRY_EXTRA_BYTES, KeyTable};
 use crate::sync;
 
-/// Parts into which the memory of a node is divided, and those that a pass begins with.
+/// Parts into which the memory of a node is divided, and parts with which a pass begins.
 const PARTS: usize = 16;
 const FIRST_PARTS: u32 = 4;
 
 /// Memory of the key maps of a node's cleaners.
 ///
-/// A pass waits for its first parts in the order of arrival, while it has none. It takes further
-/// parts only if they are free, and ends at the record that does not fit. So a pass that runs alone
-/// may use all of them, and no two passes wait for each other.
+/// A pass waits for its first parts in arrival order, while it holds none. It takes further parts
+/// only if they are free, and stops at the first record that does not fit. So a pass that runs
+/// alone may use all parts, and no two passes wait for each other.
 #[derive(Debug, Clone)]
 pub struct KeyMapMemory {
     parts: Arc<Semaphore>,
@@ -32,7 +32,7 @@ impl KeyMapMemory {
     /// Waits for the memory that a pass begins with.
     ///
     /// # Errors
-    /// If the process stops.
+    /// The wait fails if the process stops.
     pub(super) async fn begin_pass(&self) -> io::Result<Arc<PassMemory>> {
         let parts = self.parts.clone().acquire_many_owned(FIRST_PARTS).await;
         let parts = parts.map_err(io::Error::other)?;
@@ -52,12 +52,12 @@ pub(super) struct PassMemory {
 #[derive(Debug)]
 struct TakenParts {
     parts: OwnedSemaphorePermit,
-    /// Bytes of these parts that no entry has.
+    /// Bytes of these parts that no entry uses.
     bytes_left: usize,
 }
 
 impl PassMemory {
-    /// Returns whether a part is left for another map.
+    /// Returns whether one more part is available for another map.
     pub(super) fn has_part(&self) -> bool {
         let mut taken = sync::lock(&self.taken);
         taken.bytes_left >= self.node.part_bytes || self.add_part(&mut taken)
@@ -71,8 +71,9 @@ impl PassMemory {
         drop(taken.parts.split(unused));
     }
 
-    /// Takes memory for an entry; all that is left if it `must` have some. Returns the bytes taken;
-    /// `None` if the entry does not fit.
+    /// Takes memory for an entry. Returns the bytes taken; `None` if the entry does not fit.
+    ///
+    /// With `must`, an entry that does not fit takes all memory that is left.
     fn take(&self, bytes: usize, must: bool) -> Option<usize> {
         let mut taken = sync::lock(&self.taken);
         while taken.bytes_left < bytes {
@@ -96,12 +97,12 @@ impl PassMemory {
     }
 }
 
-/// A map from key to its latest offset.
+/// Maps each key to its latest offset.
 #[derive(Debug)]
 pub(super) struct KeyMap {
     latest: KeyTable,
     memory: Arc<PassMemory>,
-    /// Bytes of the pass's memory that the entries have.
+    /// Bytes of the pass's memory that the entries use.
     bytes_taken: usize,
 }
 
@@ -113,7 +114,7 @@ impl KeyMap {
     /// Sets the latest offset of a key; offsets grow from call to call.
     ///
     /// Returns false, and changes nothing, if the key is new and does not fit. An empty map takes
-    /// any key, so that every range gets smaller.
+    /// any key, so that every pass makes progress.
     pub(super) fn set(&mut self, key: &[u8], offset: u64) -> bool {
         let hash = self.latest.hash(key);
         if self.latest.replace(hash, key, offset) {
@@ -135,7 +136,7 @@ impl KeyMap {
 }
 
 impl Drop for KeyMap {
-    /// Leaves the memory to other maps of the pass: a partition that failed needs none.
+    /// Returns the memory to the pass for its other maps, for example after this partition failed.
     fn drop(&mut self) {
         self.memory.give_back(self.bytes_taken);
     }
@@ -147,7 +148,7 @@ mod tests {
 
     use super::*;
 
-    /// Bytes of a part in these tests: one key.
+    /// Bytes of one part in these tests, enough for one key.
     const KEY_BYTES: usize = ENTRY_EXTRA_BYTES + 8;
 
     fn begin(memory: &KeyMapMemory) -> Option<Arc<PassMemory>> {
@@ -177,9 +178,9 @@ mod tests {
         let memory = KeyMapMemory::new(PARTS * KEY_BYTES);
         let (first, second) = (begin(&memory).unwrap(), begin(&memory).unwrap());
         let (mut one, mut two) = (KeyMap::new(first), KeyMap::new(second));
-        // Both are full, and their passes end.
+        // Both maps are full, so their passes would stop here.
         assert_eq!((fill(&mut one), fill(&mut two)), (12, 4));
-        // The next pass has its turn before the ones that go on.
+        // A new pass takes its first parts before the running ones take more.
         let mut third = Box::pin(memory.begin_pass());
         assert!(third.as_mut().now_or_never().is_none());
         drop(two);

@@ -1,38 +1,40 @@
-//! A table from keys to numbers that takes little memory beside the keys.
+//! A table from keys to numbers with little memory per key.
 //!
-//! Keys are stored one after another in chunks, which never move: no key has an allocation of its
-//! own, and no growth needs twice the memory of all keys. An open-addressed table has the hashes
-//! and addresses.
+//! Keys are stored one after another in chunks, which never move. So keys need no separate
+//! allocations, and growth never needs twice the memory of all keys. An open-addressed table holds
+//! the hashes and addresses.
 
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
 
 /// Bytes before a key in its chunk: its number and its length.
 const HEADER_BYTES: usize = 12;
-/// Sizes of chunks: a quarter of what the table has, within these.
+/// Limits of a chunk's size, which is a quarter of the size of all chunks.
 const CHUNK_BYTES_MIN: usize = 512;
 const CHUNK_BYTES_MAX: usize = 64 << 10;
-/// Entries larger than a chunk divided by this have one of their own, so that little is left at the
-/// end of the others.
+/// Entries larger than a chunk divided by this get a separate chunk, so that little space is left
+/// unused at the end of shared chunks.
 const SHARED_PART_MAX: usize = 16;
-/// An address has 16 bits for the chunk and 16 for the place in it.
+/// An address has 16 bits for the chunk and 16 bits for the position in it.
 const CHUNKS_MAX: usize = 1 << 16;
 const SLOTS_MIN: usize = 8;
-/// No address ends like this, since a header does not fit there.
+/// Marks an empty slot. No address is all ones, since a header does not fit there.
 const EMPTY: u64 = u64::MAX;
 
-/// Bytes that a key takes at most beside its own: its header, its part of the slots while they grow
-/// (32: old and new ones of 8 bytes, three quarters of the old ones in use), and unused ends of
-/// chunks. Large keys leave up to a sixteenth more of their size at these ends.
+/// Maximum bytes that a key takes in addition to its own bytes.
+///
+/// These are its header, its part of the slots (32 bytes), and unused ends of chunks. During growth
+/// old and new slots exist, of 8 bytes each, and three quarters of the old ones are in use. Large
+/// keys leave up to a sixteenth of their size unused at these ends, in addition.
 pub(super) const ENTRY_EXTRA_BYTES: usize = 56;
 
-/// A table from keys to numbers. Keys are compared as they are, so no two are ever confused.
+/// A table from keys to numbers. Compares whole keys, so that equal hashes do no harm.
 #[derive(Debug, Default)]
 pub(super) struct KeyTable {
-    /// Hash and address of each key, at the place of its hash or after it. A power of two.
+    /// Hash and address of each key, at the slot of its hash or after it. A power of two in size.
     slots: Vec<u64>,
     chunks: Vec<Vec<u8>>,
-    /// The chunk that is not full yet.
+    /// The chunk that takes further small entries.
     open_chunk: Option<usize>,
     /// Capacity of all chunks.
     chunk_bytes: usize,
@@ -41,7 +43,7 @@ pub(super) struct KeyTable {
 }
 
 impl KeyTable {
-    /// Returns the hash of a key, for the other calls.
+    /// Returns the hash of a key, which the other methods take.
     pub(super) fn hash(&self, key: &[u8]) -> u32 {
         (self.hasher.hash_one(key) >> 32) as u32
     }
@@ -50,7 +52,7 @@ impl KeyTable {
         self.count == 0
     }
 
-    /// Returns whether the table has no address for another key, whatever the memory.
+    /// Returns whether no further key can be addressed, however much memory is left.
     pub(super) fn is_full(&self) -> bool {
         self.chunks.len() >= CHUNKS_MAX
     }
@@ -88,7 +90,7 @@ impl KeyTable {
     fn find(&self, hash: u32, key: &[u8]) -> Option<u32> {
         let mask = self.slots.len().checked_sub(1)?;
         let mut at = hash as usize & mask;
-        // A quarter of the slots is empty.
+        // Terminates, since a quarter of the slots is empty.
         loop {
             let slot = self.slots[at];
             if slot == EMPTY {
@@ -132,7 +134,7 @@ impl KeyTable {
         self.chunks.len() - 1
     }
 
-    /// Doubles the slots. A hash finds its place without its key.
+    /// Doubles the slots. Slots contain the hashes, so no key has to be read.
     fn grow(&mut self) {
         let count = (2 * self.slots.len()).max(SLOTS_MIN);
         let old = std::mem::replace(&mut self.slots, vec![EMPTY; count]);
@@ -150,7 +152,7 @@ impl KeyTable {
     }
 }
 
-/// Returns the chunk of an address, and the place in it.
+/// Returns the chunk of an address, and the position in it.
 fn place(address: u32) -> (usize, usize) {
     ((address >> 16) as usize, (address & 0xffff) as usize)
 }
@@ -180,7 +182,7 @@ mod tests {
         for number in 0..30_000 {
             random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
             let key_number = (random >> 33) % 9_000;
-            // Some keys are empty, some have a chunk of their own.
+            // One key is empty, and some are so large that they get a separate chunk.
             let len = match key_number % 100 {
                 0 => 9_000 + (key_number % 7) as usize,
                 _ => 8 + (key_number % 90) as usize,
@@ -203,7 +205,7 @@ mod tests {
     fn keys_of_one_hash_are_not_confused() {
         let mut table = KeyTable::default();
         for number in 0..100_u64 {
-            // The last slot, so that the search continues at the first one.
+            // All begin at the last slot, so that the search continues at the first one.
             table.insert(u32::MAX, &number.to_le_bytes(), number);
         }
         for number in 0..100_u64 {
@@ -228,11 +230,11 @@ mod tests {
                     break;
                 }
                 counted = table.count * (len + ENTRY_EXTRA_BYTES);
-                // Old slots exist beside the new ones while they grow.
+                // Growth keeps the old slots beside the new ones.
                 let grown = if slots_before < table.slots.len() { slots_before } else { 0 };
                 let held = 8 * (table.slots.len() + grown) + table.chunk_bytes;
                 let chunks = table.chunks.capacity() * size_of::<Vec<u8>>();
-                // The last chunk may have space.
+                // The last chunk may have unused space.
                 let last = (counted / 4).clamp(1_024, CHUNK_BYTES_MAX);
                 let most = counted + counted / 16 + last;
                 assert!(held + chunks <= most, "{held} + {chunks} of {counted} at {len}");

@@ -1,5 +1,6 @@
-//! One pass of a cleaner over one partition: which records have a later one of their key.
-//! Pure; the log reads the entries and rewrites them.
+//! One pass of a cleaner over one partition: decides which records a later one has replaced.
+//!
+//! Performs no I/O; the log reads the entries and rewrites them.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,19 +19,19 @@ use super::worker::CleanerWorker;
 use crate::log::{BatchHead, Head, KeptOffsets};
 use crate::raft::{decode_head, encode_head};
 
-/// Bytes by which a head may grow: the shortest list of offsets that stay, so that batches of a few
-/// small records get rid of replaced ones.
+/// Bytes by which a head may grow without counting against the payload. They hold the shortest list
+/// of kept offsets, so that replaced records also leave batches of a few small records.
 const OFFSETS_BYTES_FREE: usize = 16;
 
-/// A pass over the offsets from `from` on, up to where its map was full.
+/// A pass over the offsets from `from` up to where its map was full.
 #[derive(Debug)]
 pub(super) struct CleanPass {
     map: KeyMap,
     /// Everything below is clean already, except for tombstones.
     from: u64,
-    /// Records below are judged: the end of what the map has seen.
+    /// End of the records that the map has seen; records below are judged.
     upto: u64,
-    /// Tombstones below go away.
+    /// Tombstones below are removed.
     tombstones_below: u64,
     is_full: bool,
 }
@@ -51,7 +52,7 @@ impl CleanPass {
         self.is_full
     }
 
-    /// Adds the records of an entry, which follows the previous one. Stops at `end`.
+    /// Adds the records of the next entry below `end`; entries come in order.
     ///
     /// # Errors
     /// The text names the batch and says why it cannot be read.
@@ -87,17 +88,18 @@ impl CleanPass {
         Ok(())
     }
 
-    /// Moves the end over a gap: there are no more records below `end`.
+    /// Extends the pass over a gap: there are no more records below `end`.
     pub(super) fn reach(&mut self, end: u64) {
         debug_assert!(!self.is_full);
         self.upto = self.upto.max(end);
     }
 
-    /// Decides about a record.
+    /// Decides what becomes of a record.
     ///
-    /// What a tombstone deletes must go: the pass that sees the tombstone removes everything older,
-    /// so that the tombstone may go later. A record with a later value only takes space, as does a
-    /// forgotten tombstone, so it may stay where the batch would be larger without it.
+    /// A value that a tombstone deletes must go: the pass that sees the tombstone removes
+    /// everything older, so that a later pass may remove the tombstone. A record with a later value
+    /// only takes space, and so does an expired tombstone. Such records may stay where the batch
+    /// would be larger without them.
     fn judge(&self, offset: u64, record: &KeyedRecord<'_>) -> RecordFate {
         let Some(key) = record.key else { return RecordFate::Stays };
         if offset >= self.upto {
@@ -155,7 +157,7 @@ impl CleanPass {
         let (head, parts) = batch_of(placement, entry)?;
         let offsets = Offsets { first: placement.first, head: &head };
         let judge = |record: KeyedRecord<'_>| self.judge(offsets.of(record.number), &record);
-        // The head gets larger by the offsets that stay.
+        // The head grows by the list of kept offsets.
         let payload_bytes = entry.payload.bytes.len();
         let payload_max = |numbers: &[u32]| {
             let kept = offsets.kept(placement.count, numbers);
@@ -200,7 +202,7 @@ struct LatestRecord {
 }
 
 impl LatestRecord {
-    /// Returns a number that grows with the offset. Offsets count records, so they have a bit left.
+    /// Returns a number that grows with the offset. The top bit of an offset is never used.
     fn packed(self) -> u64 {
         self.offset << 1 | u64::from(self.is_tombstone)
     }
@@ -222,7 +224,8 @@ impl StoredBytes<'_> {
     pub(super) fn decoded_bytes(&self) -> usize {
         let stated = match decode_head(self.head) {
             Ok(Head::Batch(head)) if head.version == KAFKA_BATCH_VERSION => {
-                // Records of Kafka take up to that much more than those of a `RecordList`.
+                // The head states the size as a `RecordList`; as Kafka records they may take 4
+                // times as much.
                 (head.uncompressed_bytes as usize * 4).min(UNCOMPRESSED_BYTES_MAX)
             }
             Ok(Head::Batch(head)) => head.uncompressed_bytes as usize,
@@ -276,7 +279,7 @@ fn batch_of(
     Ok((head, parts))
 }
 
-/// Takes an intact batch that is no list of records as one without keys, which stays as it is.
+/// Treats an intact batch that is not a list of records as a batch without keys, which stays.
 fn unless_no_records<T: Default>(result: Result<T, CompactError>) -> Result<T, CompactError> {
     match result {
         Err(error) if error.is_no_record_list() => Ok(T::default()),

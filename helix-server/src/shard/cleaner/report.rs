@@ -18,11 +18,11 @@ use crate::sync;
 /// Progress of compaction by key in one partition on this replica.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct PartitionCleanup {
-    /// Offset below which this replica has done what the round decided.
+    /// Offset below which this replica has finished the decided rounds.
     pub clean_offset: u64,
-    /// Offset below which the log has decided so.
+    /// Offset below which the log has decided rounds.
     pub decided_offset: u64,
-    /// Why the last attempt failed.
+    /// Why the partition cannot be compacted here; `None` if the last attempt succeeded.
     pub uncleanable: Option<String>,
 }
 
@@ -31,13 +31,13 @@ pub struct PartitionCleanup {
 pub struct CleanerStats {
     /// Passes that were completed.
     pub passes: u64,
-    /// Bytes read into maps of keys.
+    /// Stored payload bytes read to fill key maps and to find changed segments.
     pub read_bytes: u64,
-    /// Partitions whose decided round is not done here.
+    /// Partitions whose decided round this replica has not finished.
     pub behind_partitions: u64,
-    /// Partitions that are served in part only: see [`Shard::blocked_partitions`].
+    /// Partitions that this replica serves only in part: see [`Shard::blocked_partitions`].
     pub blocked_partitions: u64,
-    /// Partitions whose last attempts failed.
+    /// Partitions that are reported as uncleanable.
     pub uncleanable_partitions: u64,
 }
 
@@ -45,9 +45,9 @@ pub struct CleanerStats {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct TableSizes {
     pub bytes: u64,
-    /// Bytes of segments with records that are not compacted here.
+    /// Bytes of these partitions in segments with records that are not compacted here.
     pub dirty_bytes: u64,
-    /// Age of the oldest of these segments, by its newest record.
+    /// Age of the oldest such segment, by the partition's newest record in it.
     pub lag: Duration,
 }
 
@@ -63,15 +63,15 @@ struct ReportState {
     read_bytes: u64,
     /// Partitions whose last attempt failed.
     failures: BTreeMap<PartitionId, CleanFailure>,
-    /// When one of them is tried again; `None` for at once.
+    /// Time of the next retry of a failed partition; `None` for at once.
     retry_at: Option<Instant>,
-    /// The last partition that had its turn, retries aside.
+    /// The last partition that had its turn, not counting retries.
     last_turn: Option<PartitionId>,
-    /// The last turn of all was a retry.
+    /// The last turn was a retry.
     has_retried: bool,
-    /// When decided rounds began to wait for segments.
+    /// Start of the time during which decided rounds have waited for segments.
     waiting_since: Option<Instant>,
-    /// When a segment was last begun early.
+    /// Time at which a segment was last sealed early.
     sealed_early: Option<Instant>,
     is_checkpoint_wanted: bool,
 }
@@ -81,11 +81,11 @@ struct ReportState {
 struct CleanFailure {
     why: String,
     attempts: u32,
-    /// The partition counts as uncleanable.
+    /// Reported to operators as uncleanable.
     is_reported: bool,
 }
 
-/// Attempts after which a reason that should have passed is reported.
+/// Attempts after which a transient failure is reported, too.
 const TRANSIENT_MAX: u32 = 3;
 
 impl CleanFailure {
@@ -114,11 +114,13 @@ impl CleanerReport {
         inner.failures.retain(|id, _| due.iter().any(|due| due.partition == *id));
     }
 
-    /// Chooses the partitions of the next pass, from the one after the last turn on: a table that
-    /// needs many passes fills the map in each. Of those that failed one is tried alone after each
-    /// delay, or after the next pass of others if the last retry succeeded, the one with the fewest
-    /// attempts first. So they stop neither others nor each other, and partitions that are always
-    /// due do not stop them.
+    /// Chooses the partitions of the next pass, beginning after the last turn.
+    ///
+    /// The turn rotates because a table that needs many passes fills the map in each. A failed
+    /// partition is retried alone, the one with the fewest attempts first, so that it stops neither
+    /// the others nor other failed partitions. A retry is due after each delay, or at once if the
+    /// last retry succeeded. At least one turn of another partition lies between two retries,
+    /// unless none is due.
     pub(super) fn choose(
         &self,
         due: impl Iterator<Item = (DueRound, u64)>,
@@ -177,7 +179,7 @@ impl CleanerReport {
         sync::lock(&self.inner).read_bytes += bytes;
     }
 
-    /// Returns whether decided rounds have waited for `delay`. `is_waiting`: they wait now.
+    /// Returns whether decided rounds have waited for `delay`. `is_waiting`: whether they wait now.
     pub(super) fn has_waited(&self, is_waiting: bool, now: Instant, delay: Duration) -> bool {
         let mut inner = sync::lock(&self.inner);
         if !is_waiting {
@@ -188,7 +190,7 @@ impl CleanerReport {
         now.saturating_duration_since(since) >= delay
     }
 
-    /// Returns whether a segment may be begun early, which it may once in `delay`.
+    /// Returns whether a segment may be sealed early now, and records it: at most once per `delay`.
     pub(super) fn may_seal_early(&self, now: Instant, delay: Duration) -> bool {
         let mut inner = sync::lock(&self.inner);
         let is_soon =
@@ -203,7 +205,7 @@ impl CleanerReport {
         sync::lock(&self.inner).is_checkpoint_wanted = true;
     }
 
-    /// Returns, once, whether rounds wait for a checkpoint.
+    /// Returns whether rounds wait for a checkpoint, and resets that.
     pub(in crate::shard) fn take_wanted_checkpoint(&self) -> bool {
         std::mem::take(&mut sync::lock(&self.inner).is_checkpoint_wanted)
     }
@@ -215,9 +217,11 @@ fn is_blocked(partition: &Partition, mark: CleanMark) -> bool {
 }
 
 impl Shard {
-    /// Returns the last applied entry, and the partitions whose last round up to it is not done
-    /// here, whatever the setting of their topic, with the offsets below which they are clean. 0
-    /// and none if the shard has no rounds, or if there are too many to say.
+    /// Returns the last applied entry, and the partitions whose last round is not finished here.
+    ///
+    /// The second number of a partition is the offset below which it is clean. Partitions of topics
+    /// that are no longer compacted are included. Returns 0 and no partitions if the shard has no
+    /// rounds, or if there are more than [`CLEANUP_REPORT_MAX`] such partitions.
     pub fn cleanup_report(&self) -> (u64, Vec<(u64, u64)>) {
         let marks = self.wal.clean_marks();
         let mark = |partition: &Partition| marks.get(&partition.id.0).copied().unwrap_or_default();
@@ -244,8 +248,9 @@ impl Shard {
         }
     }
 
-    /// Counts the partitions of which this replica may not serve everything: other replicas may
-    /// have forgotten tombstones whose older records it still has.
+    /// Counts the partitions of which this replica may not serve all records.
+    ///
+    /// Other replicas may have removed tombstones whose older records this replica still has.
     pub fn blocked_partitions(&self) -> u64 {
         let marks = self.wal.clean_marks();
         let mark = |it: &Partition| marks.get(&it.id.0).copied().unwrap_or_default();
@@ -255,8 +260,10 @@ impl Shard {
         })
     }
 
-    /// Returns whether this replica may serve records from an offset on: none of them may be older
-    /// than a tombstone that other replicas no longer have. They are clean below `cleaned`.
+    /// Returns whether this replica may serve the records from an offset on.
+    ///
+    /// Other replicas, which are clean below `cleaned`, may have removed tombstones there. Records
+    /// that are older than such a tombstone must not be served.
     pub(in crate::shard) fn is_clean_enough(
         &self,
         partition: PartitionId,
@@ -264,14 +271,16 @@ impl Shard {
         cleaned: u64,
         log_start: u64,
     ) -> bool {
-        // Asks the log last, because it takes a lock.
+        // Checks the log last, because that takes a lock.
         offset >= cleaned
             || log_start >= cleaned
             || self.wal.clean_mark(partition.0).upto >= cleaned
     }
 
-    /// Returns whether this replica has applied the later records of all keys whose records it may
-    /// lack, because their source had compacted them further than the snapshot. A leader has.
+    /// Returns whether this replica has applied the later records that replace those it lacks.
+    ///
+    /// It lacks records if their source had compacted them beyond the snapshot. A leader has
+    /// applied all.
     pub(in crate::shard) fn has_later_records(&self) -> bool {
         self.replica.applied() >= self.wal.cleaned_upto()
     }

@@ -1,4 +1,4 @@
-//! When the leader begins a round of compaction by key. It only proposes; apply decides.
+//! Decides when the leader proposes a round of compaction by key. Only applied rounds count.
 
 use std::time::Duration;
 
@@ -47,7 +47,7 @@ impl TableUse<'_> {
         is_due.then_some(self.cleanable)
     }
 
-    /// Returns the next round.
+    /// Returns the next round, if one is due.
     fn next_round(&self, limits: NextRound) -> Option<CleanupRound> {
         let NextRound { now_us, may_extend, may_forget, is_late } = limits;
         let is_newer = self.cleanable > self.state.upto.max(self.log_start);
@@ -69,11 +69,11 @@ impl TableUse<'_> {
 pub struct NextRound {
     /// Agreed time in µs since the Unix epoch.
     pub now_us: u64,
-    /// Earlier rounds need not be waited for.
+    /// A new round may begin even if the last one is open.
     pub may_extend: bool,
-    /// Every replica is known to be clean as the last `Cleaned` says.
+    /// Every replica is known to be clean as the last `Cleaned` states.
     pub may_forget: bool,
-    /// Records have waited as long as they may.
+    /// Records have waited for the longest allowed time.
     pub is_late: bool,
 }
 
@@ -126,7 +126,7 @@ impl Shard {
         self.machine.read_state(|state| state.compacted_partitions().map(of).collect())
     }
 
-    /// Returns how long the records from an offset on have waited at least, by their append times.
+    /// Returns the least time that the records from an offset on have waited, by append times.
     pub fn dirty_age(&self, partition: PartitionId, from: u64, now_us: u64) -> Duration {
         let time_us = self.wal.time_from(partition.0, from).unwrap_or(now_us);
         Duration::from_micros(now_us.saturating_sub(time_us))
@@ -134,7 +134,7 @@ impl Shard {
 
     /// Returns the next round of a partition, if one is due.
     pub fn next_cleanup(&self, partition: PartitionId, limits: NextRound) -> Option<CleanupRound> {
-        // Before the log is asked, so that everything below the next offset is placed in it.
+        // Read before the log, so that the log has everything below the next offset.
         let (state, log_start, next_offset, tombstones_kept_us) =
             self.machine.with(partition, |it| {
                 (it.cleanup, it.log_start, it.next_offset, it.settings.tombstones_kept_us())

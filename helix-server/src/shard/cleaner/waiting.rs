@@ -1,8 +1,8 @@
-//! Rounds that wait for segments: a log is compacted below its checkpoint, in sealed segments.
+//! Rounds that wait for segments: only sealed segments below the checkpoint can be compacted.
 //!
-//! Both come with new records, which also replace older ones in memory. Where none come, the
-//! replica begins a segment early, drops its entries from memory once they are purged, and asks for
-//! a checkpoint of what the last one does not cover. The leader releases the log up to a new
+//! New records normally seal segments, and replace older entries in memory. In an idle shard, the
+//! replica seals the active segment early and drops its purged entries from memory. It asks for a
+//! checkpoint if the last one does not cover the entries. The leader releases the log up to a new
 //! checkpoint. So each replica finishes the rounds of an idle shard.
 
 use tokio::time::Instant;
@@ -23,8 +23,10 @@ impl Shard {
         }
     }
 
-    /// Makes partitions cleanable up to offsets. Returns false if that has to be repeated, because
-    /// it was done for others just before.
+    /// Makes partitions cleanable up to offsets.
+    ///
+    /// Returns false if the call has to be repeated, because a segment was sealed early just
+    /// before.
     pub fn make_cleanable(&self, wanted: &[(PartitionId, u64)]) -> bool {
         for (id, upto) in self.not_cleanable(wanted) {
             self.wal.uncache(id.0, upto);

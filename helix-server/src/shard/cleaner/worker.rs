@@ -1,7 +1,7 @@
-//! Thread of a node's cleaners: it decides about records, which takes most of their CPU time.
+//! The thread of a node's cleaners, which judges records: most of the CPU time of a cleaning.
 //!
-//! It has a low priority and rests half of the time, because appends need the CPUs meanwhile. It
-//! takes none of the log's locks, since it may have to wait for a CPU while it has one.
+//! It has a low priority and rests half of the time, since appends need the CPUs. It takes none of
+//! the log's locks, since it could lose its CPU while it holds one.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -18,33 +18,33 @@ use crate::sync;
 
 type Work = Box<dyn FnOnce() + Send>;
 
-/// Thread and codecs of the cleaners of a node, which take turns.
+/// Thread and codecs that the cleaners of a node share.
 #[derive(Debug, Clone)]
 pub struct CleanerWorker(Arc<WorkerState>);
 
 #[derive(Debug)]
 struct WorkerState {
     in_place: bool,
-    /// Queue of the thread, which runs from the first work on until this value is dropped; `None`
-    /// if it cannot be started.
+    /// Queue of the thread, which runs from the first work until this value is dropped; `None` if
+    /// the thread cannot be started.
     queue: OnceLock<Option<Sender<Work>>>,
-    /// Compressor and decompressor. Their buffers have the size of the largest batch.
+    /// Compressor and decompressor. Their buffers grow to the size of the largest batch.
     codecs: Mutex<Option<Codecs>>,
 }
 
 impl CleanerWorker {
-    /// Creates the worker of a node. `in_place`: the callers do the work, as a simulation wants it.
+    /// Creates the worker of a node. `in_place`: callers do the work themselves, for simulations.
     pub fn new(in_place: bool) -> Self {
         let (queue, codecs) = (OnceLock::new(), Mutex::default());
         Self(Arc::new(WorkerState { in_place, queue, codecs }))
     }
 
-    /// Returns the thread for work of a log; `None` if the log does it in place.
+    /// Returns the thread for the log's work; `None` if the log does the work itself.
     pub(super) fn thread(&self) -> Option<&dyn BackgroundWorker> {
         (!self.0.in_place).then_some(self as &dyn BackgroundWorker)
     }
 
-    /// Does work in the order of the calls, at most a few milliseconds of it.
+    /// Runs work in the order of the calls. One call should take a few milliseconds at most.
     ///
     /// # Errors
     /// If the work panicked.
@@ -57,14 +57,14 @@ impl CleanerWorker {
             return Ok(work());
         }
         let (sender, done) = oneshot::channel();
-        // Ignored where the shard was closed meanwhile.
+        // Ignored: the caller is gone if its shard has closed.
         self.submit(Box::new(move || drop(sender.send(work()))));
         done.await.map_err(io::Error::other)
     }
 
     /// Runs work on one batch with the codecs.
     pub(super) fn with_codecs<T>(&self, work: impl FnOnce(&mut Codecs) -> T) -> T {
-        // Work that panics loses them, and they may be half changed then.
+        // A panic drops the codecs, which it may have left half changed.
         let taken = sync::lock(&self.0.codecs).take();
         let mut codecs = taken.unwrap_or_default();
         let done = work(&mut codecs);
@@ -72,7 +72,7 @@ impl CleanerWorker {
         done
     }
 
-    /// Frees the buffers of the codecs after the work that is queued.
+    /// Frees the buffers of the codecs, once the queued work is done.
     pub(super) fn clear_codecs(&self) {
         if self.0.in_place {
             *sync::lock(&self.0.codecs) = None;
@@ -110,11 +110,11 @@ fn run_all(queue: &Receiver<Work>) {
 }
 
 fn run_one(work: Work) {
-    // Ignored: its caller finds that the work is lost, and the thread continues.
+    // Ignored: the caller finds the work lost, and the thread continues.
     drop(catch_unwind(AssertUnwindSafe(work)));
 }
 
-/// Leaves the CPU to other threads, as long as the work took.
+/// Leaves the CPU to other threads for as long as the work took.
 #[allow(clippy::disallowed_methods)] // There is no condition: only time has to pass.
 fn rest(time: Duration) {
     thread::sleep(time);

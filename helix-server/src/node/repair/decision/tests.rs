@@ -1,4 +1,4 @@
-//! Checks the rule on all small states, and runs each to its end in a model.
+//! Checks the rule on all small states, and runs each in a model until nothing changes.
 
 use super::*;
 use crate::raft::replica_id;
@@ -9,14 +9,14 @@ const LAST: LogId = LogId { term: 3, index: 9_000 };
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Voter {
     Whole,
-    /// Damaged in a block of its own, in a sealed segment.
+    /// Damaged in a separate block, in a sealed segment.
     DamagedHere,
-    /// Damaged in the block in which others of this kind are damaged too.
+    /// Damaged in the same block as all other voters of this kind.
     DamagedShared,
-    /// Damaged in a block of its own that only a new log replaces.
+    /// Damaged in a separate block that only a new log replaces.
     NeedsNewLog,
-    /// As [`Self::DamagedHere`], but above its checkpoint and met by a start: it neither votes nor
-    /// serves, but sends entries to repairs.
+    /// Like [`Self::DamagedHere`], but above the checkpoint, where a start met the damage. The
+    /// voter neither votes nor serves, but sends entries to repairs.
     Unreplayed,
     Behind,
     Fetching,
@@ -39,7 +39,7 @@ const STATES: [Voter; 10] = [
     Voter::Gone,
 ];
 
-/// A block of the log. Block `n` of `Own(n)` is the one in which voter `n` alone may be damaged.
+/// A block of the log. Only voter `n` may be damaged in `Own(n)`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Block {
     Own(usize),
@@ -149,7 +149,7 @@ impl Model {
         Some(next_step(&own, &configs, &reports))
     }
 
-    /// Carries out a step, after checking that it takes nothing away. Returns whether it changed
+    /// Checks that a step takes no majority away, and carries it out. Returns whether it changed
     /// anything.
     fn take(&mut self, voter: usize, step: &RepairStep) -> bool {
         match step {
@@ -190,8 +190,8 @@ impl Model {
         }
     }
 
-    /// Lets everything else happen that does not depend on the decision: an election, and catching
-    /// up with a leader.
+    /// Runs one event that does not depend on the decision: an election, or a lagging voter that
+    /// catches up with a leader.
     fn proceed(&mut self) -> bool {
         let can_lead =
             |model: &Self, voter: usize| model.votes(voter) && model.has(voter, Block::Tail);
@@ -281,7 +281,7 @@ fn every_block_with_a_whole_copy_is_repaired() {
     }
 }
 
-/// Some state needs each of the steps: the model is not vacuous.
+/// Each step is needed in some state, so the model is not vacuous.
 #[test]
 fn every_step_is_taken_somewhere() {
     let mut seen = [0_u32; 4];

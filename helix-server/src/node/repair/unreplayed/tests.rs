@@ -79,7 +79,7 @@ fn leader(node: u64, term: u64) -> ReplicaStatusReport {
     ReplicaStatusReport { is_leader: true, ..voter(node, term) }
 }
 
-/// Node 2 led term 6 with the vote of node 1; node 3 still believes to lead term 5.
+/// Node 2 led term 6 with the vote of node 1; node 3 still believes that it leads term 5.
 #[test]
 fn stale_leader_plus_two_unreplayed_logs_waits() {
     let held = |node| ReplicaStatusReport { is_damaged: true, ..voter(node, 6) };
@@ -94,7 +94,7 @@ fn stale_leader_plus_two_unreplayed_logs_waits() {
             let ended = ReplicaStatusReport { synced_term: 6, ..held(other) };
             let ended = ReplicaStatusReport { term: 5, ..ended };
             assert!(!found(5, &[leader(3, 5), ended]), "an entry is later");
-            // The last of the whole logs is not enough to give up this one.
+            // At a start, the leader must not have the only other whole log.
             assert_eq!(found(6, &[leader(3, 6), held(other)]), !is_start);
             assert!(found(6, &[leader(3, 6), voter(other, 6)]));
         }
@@ -114,7 +114,7 @@ fn start_counts_only_whole_voters_in_the_term_of_the_leader() {
     assert!(found(&[ReplicaStatusReport { voters: pair, ..leader(2, 6) }]), "of two voters");
 }
 
-/// Another node may do the same: together they could be a majority.
+/// Another node may give up its log as well, and the two could be a majority.
 #[test]
 fn start_does_not_give_up_log_while_no_leader_responds() {
     let (start, mut attempt) = (Shard0Opening::Start, 0);
