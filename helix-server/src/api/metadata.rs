@@ -90,9 +90,9 @@ impl MetadataSource {
         call: Option<&CallMemory>,
     ) -> Result<Metadata> {
         let visible = Visibility::of(&self.node, call)?;
-        let topics = self.topics(names, &visible);
+        let (version, topics) = self.topics(names, &visible);
         reserve_response(call, bytes(&topics)).await?;
-        Ok(self.build(&topics).await)
+        Ok(self.build(version, &topics).await)
     }
 
     /// Streams the routing data of the named topics, or of all topics if `names` is empty.
@@ -163,9 +163,9 @@ impl MetadataSource {
         // Read before the data: if the data is newer, it is sent again with its own version.
         let version = *self.node.watch_routes().borrow();
         let visible = Visibility::by(watched.hiding.clone());
-        let topics = self.topics(&watched.names, &visible);
+        let (of_routes, topics) = self.topics(&watched.names, &visible);
         let mut permit = acquire_response(call, bytes(&topics)).await?;
-        let metadata = Some(self.build(&topics).await);
+        let metadata = Some(self.build(of_routes, &topics).await);
         let bytes = WatchMetadataResponse { metadata }.encode_to_vec();
         if let Some(permit) = &mut permit {
             permit.shrink_to(bytes.len());
@@ -180,22 +180,23 @@ impl MetadataSource {
         Ok(shared(message))
     }
 
-    fn topics(&self, names: &[String], visible: &Visibility) -> Vec<Arc<TopicInfo>> {
+    /// Returns the topics, and a version of the cluster's state that is not newer than they are. A
+    /// client ignores older routes than those that it has.
+    fn topics(&self, names: &[String], visible: &Visibility) -> (u64, Vec<Arc<TopicInfo>>) {
+        let version = self.node.metadata_version();
         if names.is_empty() {
             let is_visible = |name: &str| visible.sees_topic(name);
-            return self.node.visible_topics("", None, usize::MAX, is_visible);
+            return (version, self.node.visible_topics("", None, usize::MAX, is_visible));
         }
         let mut seen = HashSet::new();
         let names =
             names.iter().filter(|name| seen.insert(name.as_str()) && visible.sees_topic(name));
-        names.filter_map(|name| self.node.topic(name).ok()).collect()
+        (version, names.filter_map(|name| self.node.topic(name).ok()).collect())
     }
 
-    async fn build(&self, topics: &[Arc<TopicInfo>]) -> Metadata {
+    async fn build(&self, version: u64, topics: &[Arc<TopicInfo>]) -> Metadata {
         let _turn = self.turn.lock().await;
         let node = &self.node;
-        // Read before the nodes and routes, so that these are at least as new.
-        let version = node.metadata_version();
         let mut routes = Vec::with_capacity(topics.len());
         let mut built = 0;
         for topic in topics {

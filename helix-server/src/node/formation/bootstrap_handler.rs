@@ -213,6 +213,6 @@ fn belongs_to(cluster: u128) -> String {
 
 impl fmt::Debug for BootstrapHandler {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Front").field("node_id", &self.node_id).finish_non_exhaustive()
+        f.debug_struct("BootstrapHandler").field("node_id", &self.node_id).finish_non_exhaustive()
     }
 }
