@@ -27,8 +27,8 @@ const SEALED_MAX: Duration = Duration::from_secs(5);
 /// Longest wait for records of a split.
 const RECORDS_WAIT_MAX: Duration = Duration::from_secs(10);
 
-/// Returns the next command for splits: plans one, or cancels one that cannot be built. A pure
-/// function of the state, of the nodes that respond, and of the splits that may be tried now.
+/// Returns the next command for splits: plans a split, or cancels a split that cannot be built. A
+/// pure function of the state, of the nodes that respond, and of the splits that may be tried now.
 pub(super) fn next_split(
     state: &ClusterState,
     reachable: &BTreeSet<u64>,

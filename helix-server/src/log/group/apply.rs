@@ -88,7 +88,7 @@ impl GroupTable {
 
     /// Returns whether a command that puts a member, commits or seeks makes this table larger.
     ///
-    /// The table must be the one that [`Self::only`] has returned for the command's group. Returns
+    /// The table must be the result of [`Self::only`] for the command's group. Returns
     /// `false` for other commands: they follow from these, or free bytes.
     pub fn grows_with(mut self, command: &GroupCommand) -> bool {
         use GroupChange::{Commit, PutMember, Seek};
