@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
+use helix_server::access::AuthMode;
 use helix_server::log::PartitionSettings;
 use helix_server::memory::MemoryShares;
-use helix_server::access::AuthMode;
 use helix_server::node::{LogLimits, Node, NodeSettings, NodeStorage};
 use helix_server::peer::Network;
 use helix_server::server::Server;
