@@ -178,7 +178,7 @@ impl Embedded {
     pub async fn watermarks(&self, topic: &str, partition: u32) -> Result<Watermarks> {
         let LocatedPartition { shard, partition, .. } = self.node.find(topic, 0, partition).await?;
         shard.ready().await?;
-        shard.watermarks(partition)
+        shard.watermarks_for(partition, ReadFrom::Leader)
     }
 
     /// Returns the node, for everything else: its status, its metrics, and

@@ -36,7 +36,7 @@ use crate::error::{Error, Result};
 use crate::limits::{COMMIT_WAIT_MAX, STREAM_BATCHES_IN_FLIGHT_MAX, STREAM_BYTES_IN_FLIGHT_MAX};
 use crate::log::{DEDUP_WINDOW_BATCHES, FencingToken, ProducerStamp, Refusal};
 use crate::node::{LocatedPartition, Node};
-use crate::shard::{Durability, FlowShare, NewBatch, PendingAck, Shard};
+use crate::shard::{Durability, FlowShare, NewBatch, PendingAck, ReadFrom, Shard};
 use crate::trace::TraceContext;
 
 // The dedup window recognizes every batch that a broken stream may send again.
@@ -549,7 +549,7 @@ fn opened(
     identity: Option<&ProducerStamp>,
     located: &LocatedPartition,
 ) -> Result<AppendStreamOpened> {
-    let watermarks = located.shard.watermarks(located.partition)?;
+    let watermarks = located.shard.watermarks_for(located.partition, ReadFrom::Leader)?;
     let next_sequence =
         identity.and_then(|stamp| located.shard.next_sequence(located.partition, stamp));
     Ok(AppendStreamOpened {

@@ -164,7 +164,7 @@ impl ConsumeHandler {
         let watermarks = if confirmed.insert(located.shard.id()) {
             located.shard.latest(located.partition).await?
         } else {
-            located.shard.watermarks(located.partition)?
+            located.shard.watermarks_for(located.partition, ReadFrom::Leader)?
         };
         let offset = position.offset(node, located, watermarks, ReadFrom::Leader).await?;
         let Watermarks { log_start, high_watermark } = watermarks;

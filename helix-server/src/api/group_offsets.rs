@@ -29,7 +29,7 @@ use crate::log::{
 use crate::node::Node;
 use crate::protocol::COMMIT_ORDER;
 use crate::quote::quote;
-use crate::shard::Shard;
+use crate::shard::{ReadFrom, Shard};
 
 /// Reads the offsets of a group, at its coordinator.
 pub(super) async fn get(
@@ -249,7 +249,7 @@ async fn check_end(
     if fresh.insert(located.shard.id()) {
         node.cluster().catch_up_shard(&located.shard).await?;
     }
-    let watermarks = located.shard.watermarks(located.partition)?;
+    let watermarks = located.shard.watermarks_for(located.partition, ReadFrom::Leader)?;
     let requested = update.offset.unwrap_or_default();
     if requested <= watermarks.high_watermark {
         return Ok(());
@@ -274,7 +274,7 @@ async fn check_readable(node: &Node, topic: &TopicOffsets, update: &OffsetUpdate
     }
     // This node's replica may be behind.
     node.cluster().catch_up_shard(&located.shard).await?;
-    let watermarks = located.shard.watermarks(located.partition)?;
+    let watermarks = located.shard.watermarks_for(located.partition, ReadFrom::Leader)?;
     if is_inside(watermarks) {
         return Ok(());
     }

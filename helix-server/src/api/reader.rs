@@ -228,7 +228,7 @@ impl PartitionReader {
         options: PartitionReadOptions,
     ) -> Result<Self> {
         located.shard.ready_for(options.from).await?;
-        let watermarks = located.shard.watermarks(located.partition)?;
+        let watermarks = located.shard.watermarks_for(located.partition, options.from)?;
         let offset = position.offset(node, &located, watermarks, options.from).await?;
         // Without an end the reader is never done, not even at offset u64::MAX.
         let is_done = until_offset.is_some_and(|until_offset| offset >= until_offset);
@@ -303,10 +303,11 @@ impl PartitionReader {
 
     /// Reads the partition's current watermarks.
     pub(super) fn current_watermarks(&self) -> Result<PartitionWatermarks> {
+        let watermarks = self.shard.watermarks_for(self.partition, self.options.from)?;
         Ok(PartitionWatermarks {
             topic: self.topic.name.clone(),
             partition: self.number,
-            watermarks: Some(wire_watermarks(self.shard.watermarks(self.partition)?)),
+            watermarks: Some(wire_watermarks(watermarks)),
             topic_id: self.topic.id,
         })
     }

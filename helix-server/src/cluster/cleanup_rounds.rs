@@ -159,6 +159,8 @@ impl Cluster {
         // an agreed time, neither a lag nor a retention can pass.
         let Some(now_us) = shard.agreed_time_us() else { return Ok(()) };
         let (now, lag) = (Instant::now(), shard.cleaner_lag());
+        // A copy for a split begins again whenever tombstones go.
+        let is_copied = self.is_splitting(shard.id());
         let mut late = Vec::new();
         let mut waiting = None;
         let mut finished = Vec::new();
@@ -189,7 +191,7 @@ impl Cluster {
                 since.elapsed() >= lag
             };
             let is_known = clean.as_ref().is_some_and(|clean| clean.is_as_recorded(&table));
-            let may_forget = table.keeps_tombstones() && is_known;
+            let may_forget = table.keeps_tombstones() && is_known && !is_copied;
             let limits = NextRound { now_us, may_extend, may_forget, is_late };
             let Some(round) = shard.next_cleanup(id, limits) else { continue };
             // A partition that is written to might never be clean up to the end of its last round.

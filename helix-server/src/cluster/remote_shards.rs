@@ -12,6 +12,7 @@ use super::peer_messages::{
 use crate::error::{Error, LeaderHint, Result};
 use crate::limits;
 use crate::log::{ConsumerGroup, PartitionId, Watermarks};
+use crate::shard::ReadFrom;
 use crate::sync;
 
 /// Bytes of groups in one response; a single group may be larger.
@@ -221,7 +222,7 @@ impl Cluster {
         let asked = request.partitions.iter().take(WATERMARKS_MAX);
         let report = |id: &u64| {
             let partition = PartitionId(*id);
-            let watermarks = shard.watermarks(partition).ok()?;
+            let watermarks = shard.watermarks_for(partition, ReadFrom::Leader).ok()?;
             let bytes = Some(shard.partition_bytes(partition));
             Some((*id, PartitionReport { watermarks, bytes }))
         };

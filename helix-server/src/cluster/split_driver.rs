@@ -217,7 +217,7 @@ impl Cluster {
         let (id, rule) = (split.id, split.rule);
         // A command of a leader with an older state is ignored. A partition that the parent lacks
         // now could be created neither here nor in the new shard.
-        let wanted = self.split_streams(shard.id(), id).unwrap_or_default();
+        let Some(wanted) = self.split_streams(shard.id(), id) else { return Ok(false) };
         let moved = shard.read_state(|state| state.moved_by(rule));
         if wanted.len() != moved.len() || moved.iter().any(|it| !wanted.contains(&it.0)) {
             return Ok(false);
@@ -313,6 +313,16 @@ impl Cluster {
             streams.ok_or_else(|| format!("this node does not know split {} yet", request.id))
         })?;
         shard.split_records(request, moved).await
+    }
+
+    /// Returns whether a split of this shard is in progress, as far as this node knows.
+    pub(super) fn is_splitting(&self, parent: u64) -> bool {
+        self.machine().read(|state| {
+            let placement = state.members().placement();
+            placement.is_some_and(|it| {
+                it.splits().any(|(_, split)| split.is_planned() && split.parent == parent)
+            })
+        })
     }
 
     /// Returns the streams that a split in progress moves; `None` if this node's copy of the

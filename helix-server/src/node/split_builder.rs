@@ -256,7 +256,8 @@ impl Building {
         }
         if self.log.checkpoint.is_none() {
             let found = self.fetch(node).await?;
-            if !self.records.agrees(found.forgotten).await.map_err(failed)? {
+            let agrees = self.records.agrees(found.forgotten, found.applied).await;
+            if !agrees.map_err(failed)? {
                 let shard_id = self.new.shard_id;
                 tracing::info!(shard_id, "tombstones were removed, copying the records again");
                 self.state.clear();
@@ -304,6 +305,8 @@ impl Building {
     /// Asks the parent's replicas in turn. This node's replica is the first, because it needs no
     /// transfer. The leader is the last, because it also serves the appends. Each replica returns
     /// only what it has applied, and the receiver checks every entry (`SplitLog::add`).
+    ///
+    /// A replica that has nothing more may be far behind, so that is decided by the leader.
     async fn fetch(&self, node: &Arc<Node>) -> Result<SplitRecords> {
         let NewReplica { shard_id, ref split, .. } = self.new;
         let own = node.settings.node_id;
@@ -320,7 +323,12 @@ impl Building {
         let leader = leader.map(|leader| leader.node_id);
         sources.sort_by_key(|source| (*source != own, Some(*source) == leader));
         let mut refusals = Vec::new();
+        let mut exhausted = None;
         for source in sources {
+            let is_leader = Some(source) == leader;
+            if exhausted.is_some() && !is_leader {
+                continue;
+            }
             let request = SplitRecordsRequest {
                 shard_id: split.parent,
                 id: split.id,
@@ -328,9 +336,15 @@ impl Building {
                 state_offset: self.state.len() as u64,
             };
             match node.cluster.split_records(source, request).await {
-                Ok(records) => return Ok(records),
+                Ok(found) if found.records.is_empty() && found.index == 0 && !is_leader => {
+                    exhausted = Some(source);
+                }
+                Ok(found) => return Ok(found),
                 Err(why) => refusals.push(format!("node {source}: {why}")),
             }
+        }
+        if let Some(source) = exhausted {
+            refusals.push(format!("node {source} has no more, but the leader may have"));
         }
         Err(Error::OutcomeUnknown { reason: refusals.join("; ") })
     }

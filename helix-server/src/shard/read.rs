@@ -168,6 +168,25 @@ impl Shard {
         self.machine.watermarks(partition).ok_or_else(|| self.missing(partition))
     }
 
+    /// Returns a partition's watermarks for a read that relies on them.
+    ///
+    /// From the leader, `log_start` and `high_watermark` must be those of everything acknowledged
+    /// before the call. While a split has sealed the partition, another shard may already have
+    /// acknowledged more, which this replica cannot know.
+    ///
+    /// # Errors
+    /// As [`Self::watermarks`], and [`Error::NoLeader`] for a sealed partition of the leader.
+    pub fn watermarks_for(&self, partition: PartitionId, from: ReadFrom) -> Result<Watermarks> {
+        let found = self.machine.with(partition, |it| (it.watermarks(), it.is_sealed));
+        match found {
+            Some((_, true)) if from == ReadFrom::Leader => {
+                Err(Error::NoLeader { shard: self.id() })
+            }
+            Some((watermarks, _)) => Ok(watermarks),
+            None => Err(self.missing(partition)),
+        }
+    }
+
     pub(super) fn missing(&self, partition: PartitionId) -> Error {
         if self.machine.read_state(|state| state.is_dropped(partition)) {
             return Error::PartitionDeleted { partition };
@@ -178,11 +197,11 @@ impl Shard {
     /// Returns watermarks that cover everything acknowledged before the call, by ReadIndex.
     ///
     /// # Errors
-    /// As [`Self::ready`] and [`Self::watermarks`].
+    /// As [`Self::ready`] and [`Self::watermarks_for`].
     pub async fn latest(&self, partition: PartitionId) -> Result<Watermarks> {
         self.wait_leader().await?;
         self.confirm().await?;
-        self.watermarks(partition)
+        self.watermarks_for(partition, ReadFrom::Leader)
     }
 
     /// Reads batches, starting at the batch that contains `offset`, below `until_offset` if given.
@@ -202,12 +221,12 @@ impl Shard {
         from: ReadFrom,
     ) -> Result<ShardRead> {
         self.ready_for(from).await?;
-        let mut watermarks = self.watermarks(partition)?;
+        let mut watermarks = self.watermarks_for(partition, from)?;
         if offset > watermarks.high_watermark && from == ReadFrom::Leader {
             // Clients treat OFFSET_OUT_OF_RANGE as final, so the leadership is confirmed with
             // ReadIndex, not with the lease.
             Box::pin(self.confirm()).await?;
-            watermarks = self.watermarks(partition)?;
+            watermarks = self.watermarks_for(partition, from)?;
         }
         // Only the leader knows the end: another replica may have more than this one.
         let is_beyond = offset > watermarks.high_watermark && from == ReadFrom::Leader;
@@ -330,7 +349,7 @@ impl Shard {
         from: ReadFrom,
     ) -> Result<Option<u64>> {
         self.ready_for(from).await?;
-        let watermarks = self.watermarks(partition)?;
+        let watermarks = self.watermarks_for(partition, from)?;
         let wal = self.wal.clone();
         let read = move |how: ReadMode| wal.search_time(partition.0, time_us, how);
         let found = self.reads.run(read).await.map_err(|error| self.read_error(error))?;

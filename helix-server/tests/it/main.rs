@@ -59,6 +59,7 @@ mod recreated;
 mod reflection;
 mod reset_floods;
 mod retention;
+mod sealed_reads;
 mod services;
 mod shard_splits;
 mod shutdown;

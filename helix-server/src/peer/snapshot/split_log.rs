@@ -21,8 +21,9 @@ pub struct SplitLog {
     staged: Arc<Mutex<StagedRecords>>,
     /// Every record that moves, up to this entry of the parent, is here.
     upto: u64,
-    /// Fingerprint of the tombstones that the sources may have removed. `None` after a restart.
-    forgotten: Option<u64>,
+    /// Fingerprint of the tombstones that the sources may have removed, and the last entry that
+    /// the source had applied. `None` after a restart.
+    forgotten: Option<(u64, u64)>,
 }
 
 impl SplitLog {
@@ -37,17 +38,19 @@ impl SplitLog {
         self.upto
     }
 
-    /// Takes a source's fingerprint of the tombstones that it may have removed. If it differs from
-    /// the fingerprint of the records that are here, discards them and returns `false`.
+    /// Takes a source's fingerprint of the tombstones that it may have removed, as of the entry
+    /// `applied`. If it is newer than the records that are here, discards them and returns `false`.
     ///
     /// They may have values from before the tombstones went. Every replica of the parent has
-    /// removed those, so that nothing would ever say that they were deleted.
+    /// removed those, so that nothing would ever say that they were deleted. A source that is
+    /// further behind than the last one has more tombstones, not fewer.
     ///
     /// # Errors
     /// The reason in words. The call can be repeated.
-    pub async fn agrees(&mut self, forgotten: u64) -> Result<bool, String> {
+    pub async fn agrees(&mut self, forgotten: u64, applied: u64) -> Result<bool, String> {
         let is_same = match self.forgotten {
-            Some(known) => known == forgotten,
+            Some((_, newest)) if applied < newest => return Ok(true),
+            Some((known, _)) => known == forgotten,
             None => self.upto == 0 || forgotten == 0,
         };
         if !is_same {
@@ -56,7 +59,7 @@ impl SplitLog {
             self.reads.wait(discard).await.map_err(|error| error.to_string())?;
             self.upto = 0;
         }
-        self.forgotten = Some(forgotten);
+        self.forgotten = Some((forgotten, applied));
         Ok(is_same)
     }
 
@@ -66,7 +69,10 @@ impl SplitLog {
     /// # Errors
     /// The reason in words. The next attempt begins at [`Self::upto`].
     pub async fn add(&mut self, records: &[u8], at: u64) -> Result<u64, String> {
-        let records = pb::Records::decode(records).map_err(|error| error.to_string())?;
+        let mut records = pb::Records::decode(records).map_err(|error| error.to_string())?;
+        // The parent's other partitions may be compacted up to later entries, and those that move
+        // have none after `at` once they are sealed. An idle shard would never reach such an entry.
+        records.compacted_upto = records.compacted_upto.min(at);
         let chunk = RecordChunk::new(records, self.upto, at)?;
         let (wal, staged) = (self.wal.clone(), self.staged.clone());
         let (upto, bytes_left) = (chunk.upto, chunk.bytes_left);
@@ -126,10 +132,13 @@ mod tests {
     use super::super::records::tests::live_at;
     use super::*;
 
-    fn records(index: u64) -> Vec<u8> {
+    fn response(index: u64) -> pb::Records {
         let entries = vec![live_entry(live_at(index, index * 3))];
-        let records = pb::Records { entries, upto: index, bytes_left: 0, compacted_upto: 0 };
-        records.encode_to_vec()
+        pb::Records { entries, upto: index, bytes_left: 0, compacted_upto: 0 }
+    }
+
+    fn records(index: u64) -> Vec<u8> {
+        response(index).encode_to_vec()
     }
 
     /// A value that was copied before its tombstone went would stay permanently.
@@ -137,21 +146,35 @@ mod tests {
     async fn records_from_before_tombstones_went_are_copied_again() {
         let wal = Wal::open_memory(Options::default());
         let mut log = SplitLog::new(wal.clone(), DiskReads::new(true));
-        assert!(log.agrees(7).await.unwrap(), "nothing is here yet");
+        assert!(log.agrees(7, 9).await.unwrap(), "nothing is here yet");
         log.add(&records(5), 9).await.unwrap();
-        assert!(log.agrees(7).await.unwrap());
+        assert!(log.agrees(7, 9).await.unwrap());
         assert_eq!(log.upto(), 5);
-        assert!(!log.agrees(8).await.unwrap());
+        assert!(!log.agrees(8, 10).await.unwrap());
         assert_eq!(log.upto(), 0, "discarded");
         log.add(&records(5), 9).await.unwrap();
-        assert!(log.agrees(8).await.unwrap());
+        assert!(log.agrees(8, 10).await.unwrap());
+        assert!(log.agrees(7, 9).await.unwrap(), "a source that is behind");
+        assert!(log.agrees(8, 10).await.unwrap(), "its fingerprint was not taken");
+        assert_eq!(log.upto(), 5);
 
         // After a restart, the records may be from before the tombstones went.
         log.forgotten = None;
-        assert!(log.agrees(0).await.unwrap(), "none have gone");
+        assert!(log.agrees(0, 11).await.unwrap(), "none have gone");
         assert_eq!(log.upto(), 5);
         log.forgotten = None;
-        assert!(!log.agrees(8).await.unwrap());
+        assert!(!log.agrees(8, 12).await.unwrap());
         assert_eq!(log.upto(), 0);
+    }
+
+    /// Its followers serve no reads until they have applied the entry up to which the sources have
+    /// compacted, and the new shard may never have as many.
+    #[tokio::test]
+    async fn compaction_of_other_partitions_does_not_reach_beyond_the_seal() {
+        let wal = Wal::open_memory(Options::default());
+        let mut log = SplitLog::new(wal.clone(), DiskReads::new(true));
+        let found = pb::Records { compacted_upto: 70, ..response(5) };
+        log.add(&found.encode_to_vec(), 9).await.unwrap();
+        assert_eq!(wal.cleaned_upto(), 9);
     }
 }
