@@ -5,6 +5,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use tokio::sync::watch;
 
 use super::Node;
 use super::lookup::LocatedPartition;
@@ -260,7 +261,7 @@ impl Node {
             None => self.committed_start(group, located).await?,
         };
         // Read after the group: records exist before their offset is committed.
-        let watermarks = located.shard.watermarks(located.partition)?;
+        let watermarks = located.shard.watermarks_for(located.partition, from)?;
         let Watermarks { log_start, high_watermark } = watermarks;
         let reason = match committed {
             CommittedStart::Offset(offset) => {
@@ -343,10 +344,10 @@ impl Node {
         if let Some(refusal) = refusal {
             return Err(Refusal::from(refusal).into());
         }
-        let node = self.handler.weak_node();
+        let (states, followed) = watch::channel(state);
         let (group, member_id) = (group.to_owned(), member_id.to_owned());
-        let source = MembershipSource::Remote { node, shard_id, state: Box::new(state) };
-        Ok(ReaderMembership { source, group, member_id, epoch })
+        tokio::spawn(poll_group(self.handler.weak_node(), shard_id, group.clone(), states));
+        Ok(ReaderMembership { source: MembershipSource::Remote(followed), group, member_id, epoch })
     }
 
     /// Follows a member's partitions for a reader, from this node's replica of the group.
@@ -401,12 +402,30 @@ enum MembershipSource {
         shard: Arc<Shard>,
         watch: GroupWatch,
     },
-    Remote {
-        node: Weak<Node>,
-        shard_id: u64,
-        /// Last state that the leader has sent; `None` if the group does not exist.
-        state: Box<Option<ConsumerGroup>>,
-    },
+    /// Last state that the leader has sent; `None` if the group does not exist.
+    Remote(watch::Receiver<Option<ConsumerGroup>>),
+}
+
+/// Asks the leader of a shard without a replica here for a group, until nothing follows it.
+///
+/// A task of its own: readers with records to send would never get to ask.
+async fn poll_group(
+    node: Weak<Node>,
+    shard_id: u64,
+    group: String,
+    states: watch::Sender<Option<ConsumerGroup>>,
+) {
+    loop {
+        tokio::select! {
+            () = states.closed() => return,
+            () = tokio::time::sleep(REMOTE_GROUP_INTERVAL) => {}
+        }
+        let Some(node) = node.upgrade() else { return };
+        // Without a leader to ask, readers keep their partitions.
+        if let Ok(found) = node.cluster.remote_groups(shard_id, &group, 0).await {
+            states.send_replace(found.into_iter().next().map(|(_, state)| state));
+        }
+    }
 }
 
 /// A member whose partitions are read.
@@ -419,36 +438,28 @@ pub struct ReaderMembership {
 }
 
 impl ReaderMembership {
-    /// Waits until the group has changed. For a remote group, until its epoch has changed.
+    /// Waits until the group may have changed.
     pub async fn changed(&mut self) {
-        let (node, shard_id, state) = match &mut self.source {
-            MembershipSource::Local { watch, .. } => return watch.changed().await,
-            MembershipSource::Remote { node, shard_id, state } => (node, *shard_id, state),
-        };
-        loop {
-            tokio::time::sleep(REMOTE_GROUP_INTERVAL).await;
-            let Some(node) = node.upgrade() else { continue };
-            // Without a leader to ask, the reader keeps its partitions.
-            let Ok(found) = node.cluster.remote_groups(shard_id, &self.group, 0).await else {
-                continue;
-            };
-            let found = found.into_iter().next().map(|(_, state)| state);
-            if found.as_ref().map(ConsumerGroup::epoch)
-                != state.as_ref().as_ref().map(ConsumerGroup::epoch)
-            {
-                **state = found;
-                return;
+        match &mut self.source {
+            MembershipSource::Local { watch, .. } => watch.changed().await,
+            MembershipSource::Remote(states) => {
+                if states.changed().await.is_err() {
+                    // The node stops, and ends its streams.
+                    std::future::pending().await
+                }
             }
         }
     }
 
-    /// Returns whether the group has changed since the last call.
-    ///
-    /// Always `false` for a remote group: only [`Self::changed`] polls it.
+    /// Returns whether the group may have changed since the last call.
     pub fn take_changed(&mut self) -> bool {
         match &mut self.source {
             MembershipSource::Local { watch, .. } => watch.take_changed(),
-            MembershipSource::Remote { .. } => false,
+            MembershipSource::Remote(states) => {
+                let has_changed = states.has_changed().unwrap_or(false);
+                states.mark_unchanged();
+                has_changed
+            }
         }
     }
 
@@ -471,7 +482,7 @@ impl ReaderMembership {
                 let is_newer = shard.applied() >= self.epoch;
                 shard.read_groups(|groups| lost_in(groups.get(&self.group), is_newer))
             }
-            MembershipSource::Remote { state, .. } => lost_in(state.as_ref().as_ref(), true),
+            MembershipSource::Remote(states) => lost_in(states.borrow().as_ref(), true),
         };
         match lost {
             None => Ok(()),

@@ -66,6 +66,19 @@ impl TestMember {
         Ok(())
     }
 
+    /// A subscription to a partition that ends when the member loses it.
+    pub(crate) fn subscribe_to(&self, number: u32) -> SubscribeRequest {
+        SubscribeRequest {
+            partitions: fetch_from_group(number, CommitFallback::Unspecified).partitions,
+            membership: Some(GroupMembership {
+                group: GROUP.to_owned(),
+                member_id: self.request.member_id.clone(),
+                member_epoch: self.request.member_epoch,
+            }),
+            ..SubscribeRequest::default()
+        }
+    }
+
     pub(crate) fn numbers(&self) -> Vec<u32> {
         self.last.assigned.iter().map(|it| it.partition).collect()
     }
@@ -611,19 +624,10 @@ async fn subscription_of_a_member_ends_when_a_partition_is_revoked() {
     server.append(&["a"]).await;
     let mut a = TestMember::new("a", &["default"]);
     a.until_owns(&server, 4).await;
-    let subscribe = |member: &TestMember, number: u32| SubscribeRequest {
-        partitions: fetch_from_group(number, CommitFallback::Unspecified).partitions,
-        membership: Some(GroupMembership {
-            group: GROUP.to_owned(),
-            member_id: member.request.member_id.clone(),
-            member_epoch: member.request.member_epoch,
-        }),
-        ..SubscribeRequest::default()
-    };
     let mut streams = Vec::new();
     for number in 0..4 {
-        let stream = server.consume().subscribe(subscribe(&a, number)).await.unwrap().into_inner();
-        streams.push(stream);
+        let stream = server.consume().subscribe(a.subscribe_to(number)).await.unwrap();
+        streams.push(stream.into_inner());
     }
     let first = soon(streams[0].message()).await.unwrap().unwrap().message.unwrap();
     assert!(matches!(first, Message::Data(_)));
@@ -645,7 +649,7 @@ async fn subscription_of_a_member_ends_when_a_partition_is_revoked() {
         };
         assert_eq!(reason(&ended), R::PartitionNotOwned);
         let refused = async {
-            server.consume().subscribe(subscribe(&a, number)).await?.into_inner().message().await
+            server.consume().subscribe(a.subscribe_to(number)).await?.into_inner().message().await
         };
         assert_eq!(reason(&refused.await.unwrap_err()), R::PartitionNotOwned);
     }

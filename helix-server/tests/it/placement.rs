@@ -4,14 +4,17 @@
 // Tests list data directories.
 #![allow(clippy::disallowed_methods)]
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use helix_client::proto::log::v1::{GetPlacementResponse, PlacementShard};
 use helix_client::{Client, Config, ProducerOptions};
-use helix_proto::log::v1::{ErrorReason, GetPlacementRequest, GroupSummary, ListGroupsRequest};
+use helix_proto::log::v1::{
+    ErrorReason, GetPlacementRequest, GroupSummary, ListGroupsRequest, SubscribeResponse,
+};
+use tonic::{Status, Streaming};
 
 use crate::fleet::{AppendLoad, Fleet, PARTITIONS, all_values, until_long};
-use crate::groups::groups;
+use crate::groups::{TestMember, groups, leave};
 use crate::support::{append_request, reason, records, soon};
 
 const SHARDS: u64 = 6;
@@ -242,4 +245,64 @@ async fn move_continues_after_its_nodes_stop_in_the_middle() {
     let found = settled(&fleet, 3).await;
     expect_files(&fleet, &found).await;
     fleet.stop_all().await;
+}
+
+/// The node of a reader has no replica of the group, and asks for it while records keep coming.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn busy_readers_far_from_their_group_end_when_partitions_are_revoked() {
+    let fleet = Fleet::with_shards(&[1, 2, 3], 3).await;
+    let client = fleet.client();
+    soon(client.admin().set_replicas(1)).await.unwrap();
+    settled(&fleet, 1).await;
+    let load = AppendLoad::start(&client);
+    let mut a = TestMember::new("a", &["default"]);
+    let coordinator = until_long("a node coordinates the group", async || {
+        for node in fleet.ids() {
+            if a.beat(fleet.node(node)).await.is_ok() {
+                return Some(fleet.node(node));
+            }
+        }
+        None
+    });
+    let coordinator = coordinator.await;
+    a.until_owns(coordinator, 4).await;
+    let routes = fleet.metadata().await.topics;
+    let shard_ids = &routes.iter().find(|it| it.topic == "default").unwrap().shard_ids;
+    let mut streams = BTreeMap::new();
+    for number in 0..PARTITIONS {
+        let server = fleet.node(fleet.leader(shard_ids[number as usize]).await);
+        if !std::ptr::eq(server, coordinator) {
+            let request = a.subscribe_to(number);
+            streams.insert(number, server.consume().subscribe(request).await.unwrap().into_inner());
+        }
+    }
+    assert!(!streams.is_empty(), "each node has one of the three shards");
+    let mut b = TestMember::new("b", &["default"]);
+    until_long("the members have two partitions each", async || {
+        a.beat(coordinator).await.unwrap();
+        b.beat(coordinator).await.unwrap();
+        (a.numbers().len() == 2 && b.numbers().len() == 2).then_some(())
+    })
+    .await;
+    for number in b.numbers() {
+        if let Some(stream) = streams.remove(&number) {
+            assert_eq!(reason(&soon(end_of(stream)).await), ErrorReason::PartitionNotOwned);
+        }
+    }
+    leave(coordinator, "a").await;
+    for stream in streams.into_values() {
+        assert_eq!(reason(&soon(end_of(stream)).await), ErrorReason::UnknownMember);
+    }
+    load.stop().await;
+    fleet.stop_all().await;
+}
+
+/// Reads to the error that ends a subscription.
+async fn end_of(mut stream: Streaming<SubscribeResponse>) -> Status {
+    loop {
+        match stream.message().await {
+            Ok(message) => assert!(message.is_some(), "it has no other end"),
+            Err(status) => return status,
+        }
+    }
 }
