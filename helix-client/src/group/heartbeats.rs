@@ -1,5 +1,6 @@
 //! The background task of a member: heartbeats and commits, until the member leaves.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -230,6 +231,7 @@ async fn heartbeat(
     sent_at: &Mutex<Instant>,
 ) -> Result<HeartbeatResponse> {
     let is_join = report.epoch == 0;
+    let has_failed = AtomicBool::new(false);
     let request = HeartbeatRequest {
         group: membership.group.clone(),
         member_id: membership.member_id.clone(),
@@ -240,7 +242,7 @@ async fn heartbeat(
         session_timeout: is_join.then(|| settings.session_timeout.try_into().ok()).flatten(),
         take_over: is_join && takes_over,
         paused: report.paused.clone(),
-        max_wait: wait.try_into().ok(),
+        max_wait: None,
         client_name: if is_join { settings.client_name.clone() } else { String::new() },
     };
     // A node that does not respond must leave time for other nodes within the session.
@@ -249,7 +251,10 @@ async fn heartbeat(
     let call = membership.client.call_coordinator(&membership.group, call, |node| {
         // The session counts from the start of the attempt that succeeded.
         *sent_at.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
-        let request = request.clone();
+        // A failed attempt, such as one at a node that no longer coordinates, may have taken a
+        // third of the session. Another wait would take the rest of it.
+        let wait = if has_failed.swap(true, Ordering::Relaxed) { Duration::ZERO } else { wait };
+        let request = HeartbeatRequest { max_wait: wait.try_into().ok(), ..request.clone() };
         async move { node.group().heartbeat(request).await }
     });
     call.await

@@ -2,6 +2,7 @@
 //!
 //! Simple, but correct about terms, sequences, duplicates and offsets.
 
+mod groups;
 mod rpc;
 mod socket_gate;
 mod topics;
@@ -15,6 +16,7 @@ use std::time::Duration;
 use helix_client::proto::log::v1::batch::Form;
 use helix_client::proto::log::v1::cluster_service_server::ClusterServiceServer;
 use helix_client::proto::log::v1::consume_service_server::ConsumeServiceServer;
+use helix_client::proto::log::v1::group_service_server::GroupServiceServer;
 use helix_client::proto::log::v1::produce_service_server::ProduceServiceServer;
 use helix_client::proto::log::v1::topic_service_server::TopicServiceServer;
 use helix_client::proto::log::v1::*;
@@ -28,6 +30,7 @@ use tokio_stream::StreamExt;
 use tokio_stream::wrappers::TcpListenerStream;
 use tonic::Status;
 
+use groups::FakeGroups;
 use socket_gate::{GateMode, GatedStream, SocketGate};
 
 pub(crate) const TOPIC: &str = "orders";
@@ -85,6 +88,7 @@ struct SharedCluster {
 
 struct State {
     rng: StdRng,
+    groups: FakeGroups,
     /// Probability of a fault per call or message.
     fault_rate: f64,
     faults: u64,
@@ -159,6 +163,7 @@ impl FakeCluster {
         let actual = ClusterView { leader: Some(0), term: 1, version: 1 };
         let state = State {
             rng: StdRng::seed_from_u64(seed),
+            groups: FakeGroups::default(),
             fault_rate,
             faults: 0,
             silent_subscriptions: 0,
@@ -403,6 +408,7 @@ fn serve_node(cluster: &Arc<SharedCluster>, id: usize, listener: TcpListener) ->
         .add_service(ProduceServiceServer::new(node.clone()))
         .add_service(ConsumeServiceServer::new(node.clone()))
         .add_service(TopicServiceServer::new(node.clone()))
+        .add_service(GroupServiceServer::new(node.clone()))
         .add_service(ClusterServiceServer::new(node))
         .serve_with_incoming(incoming);
     let serving = tokio::spawn(async move { serving.await.unwrap() });

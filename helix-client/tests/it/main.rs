@@ -7,6 +7,7 @@
 mod consume;
 mod failover;
 mod fake_cluster;
+mod group_member;
 mod produce;
 mod recreated;
 mod replicas;
