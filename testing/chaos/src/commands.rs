@@ -157,6 +157,7 @@ pub fn main(command: ChaosCommand) -> ExitCode {
 
 /// Runs as a member of the group of `groups`, prints its error and returns the exit code.
 pub fn main_as_member(args: GroupMemberArgs) -> ExitCode {
+    member::log_to_stderr();
     complete(member::run(args))
 }
 

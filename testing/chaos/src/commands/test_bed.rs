@@ -271,6 +271,7 @@ impl TestBed {
         // Nodes are stopped and file systems unmounted before their directory is removed.
         drop(cluster);
         let Err(error) = result else { return Ok(()) };
+        logger.log(format_args!("failed: {error:#}"));
         let dir = dir.keep();
         match context.recorder.save() {
             Ok(history) => logger.log(format_args!("the history is in {}", history.display())),

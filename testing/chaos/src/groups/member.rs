@@ -11,6 +11,11 @@ use clap::Args;
 use helix_client::{AutoCommit, Client, Config, GroupEvent, Records, TlsOptions};
 use helix_proto::log::v1::ErrorReason;
 use tokio::sync::oneshot;
+use tracing::{Level, info};
+use tracing_subscriber::Layer;
+use tracing_subscriber::filter::Targets;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
 
 use super::GROUP;
 use crate::output::print_result;
@@ -18,6 +23,9 @@ use crate::workload::TOPIC;
 
 /// Often, so that a killed member has commits that are neither old nor complete.
 const COMMIT_INTERVAL: Duration = Duration::from_millis(300);
+
+/// Line that says that the member has lost its partitions.
+pub(super) const LOST: &str = "lost";
 
 /// Options of a member.
 #[derive(Debug, Clone, Args)]
@@ -57,8 +65,14 @@ pub(crate) async fn run(args: GroupMemberArgs) -> anyhow::Result<()> {
         match event {
             // The next call says that they are done with, and may be committed.
             Ok(GroupEvent::Data(records)) => report(&records)?,
-            Ok(_) => {}
-            Err(error) if is_fenced(&error) => {}
+            Ok(GroupEvent::CaughtUp { .. }) => {}
+            Ok(event) => {
+                info!(?event, "the partitions have changed");
+                if matches!(event, GroupEvent::Lost(_)) {
+                    print_result(LOST)?;
+                }
+            }
+            Err(error) if is_fenced(&error) => info!(%error, "continuing"),
             Err(error) => return Err(error.into()),
         }
     }
@@ -66,6 +80,13 @@ pub(crate) async fn run(args: GroupMemberArgs) -> anyhow::Result<()> {
         Err(error) if !is_fenced(&error) => Err(error).context("leave the group"),
         _ => Ok(()),
     }
+}
+
+/// Logs what the client does, as evidence. Standard output has the records.
+pub(crate) fn log_to_stderr() {
+    let levels = Targets::new().with_default(Level::INFO).with_target("helix_client", Level::DEBUG);
+    let lines = tracing_subscriber::fmt::layer().with_ansi(false).with_writer(io::stderr);
+    tracing_subscriber::registry().with(lines.with_filter(levels)).init();
 }
 
 /// A commit of a partition that the member has lost meanwhile.

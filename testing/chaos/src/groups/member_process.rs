@@ -12,6 +12,7 @@ use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
+use super::member::LOST;
 use super::{SharedCheck, lock};
 
 /// Longest wait for a member to leave its group.
@@ -56,7 +57,8 @@ impl MemberProcess {
         let mut child = command.spawn().context("start a member")?;
         let stdin = child.stdin.take();
         let stdout = child.stdout.take().context("a member has no standard output")?;
-        let reading = tokio::spawn(read(stdout, check.clone()));
+        let id = child.id().context("a member has exited at once")?;
+        let reading = tokio::spawn(read(id, stdout, check.clone()));
         Ok(Self { child, stdin, reading })
     }
 
@@ -98,7 +100,7 @@ impl MemberProcess {
 }
 
 /// Reads what a member reports, until its end.
-async fn read(stdout: ChildStdout, check: SharedCheck) {
+async fn read(member: u32, stdout: ChildStdout, check: SharedCheck) {
     let mut lines = BufReader::new(stdout);
     let mut line = Vec::new();
     loop {
@@ -108,9 +110,13 @@ async fn read(stdout: ChildStdout, check: SharedCheck) {
             Ok(_) if line.ends_with(b"\n") => {}
             _ => return,
         }
+        if line.trim_ascii_end() == LOST.as_bytes() {
+            lock(&check).on_loss();
+            continue;
+        }
         match parse(&line) {
             Some((partition, first, values)) => {
-                lock(&check).on_delivery(partition, first, &values);
+                lock(&check).on_delivery(member, partition, first, &values);
             }
             None => {
                 let text = String::from_utf8_lossy(&line);
