@@ -114,6 +114,10 @@ chaos-kill-all *args:
 chaos-groups *args:
     cargo run --release -p helix-chaos -- groups --topic-partitions 12 --duration-max 15m {{args}}
 
+# Upgrade and roll back nodes of an older release: `just chaos-upgrade --old PATH/helix-server`.
+chaos-upgrade *args:
+    cargo run --release -p helix-chaos -- upgrade {{args}}
+
 # Force retries by dropped responses and killed leaders.
 chaos-retries *args:
     cargo run --release -p helix-chaos -- retries {{args}}

@@ -73,6 +73,10 @@ pub const LOST_NEW_SHARDS: u32 = 11;
 /// First version in which replicas move off nodes that have not responded for long.
 pub const DOWN_NODES: u32 = 11;
 
+/// First version that is raised only once every member has recorded it in its data directory, so
+/// that older programs refuse to start there.
+pub const RECORDED_VERSIONS: u32 = 12;
+
 /// A range of protocol versions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ProtocolVersions {
@@ -82,10 +86,19 @@ pub struct ProtocolVersions {
 
 impl ProtocolVersions {
     /// The versions that this program speaks. Version 1 had no members and no peer addresses.
-    pub const OWN: Self = Self { oldest: 2, newest: 11 };
+    pub const OWN: Self = Self { oldest: 2, newest: 12 };
 
     pub fn contains(self, version: u32) -> bool {
         (self.oldest..=self.newest).contains(&version)
+    }
+
+    /// Returns why a program with these versions cannot start on the data of a cluster.
+    pub fn refusal(self, used: u32) -> String {
+        format!(
+            "the cluster uses protocol version {used}, but this Helix, {}, speaks {self}; start a \
+             release that speaks {used}",
+            env!("CARGO_PKG_VERSION")
+        )
     }
 
     /// Returns the newest version in both ranges.

@@ -29,6 +29,9 @@ pub(super) async fn page(
     page.put(MetricName::DroppedLogLines, &[], stderr::dropped_lines());
     let Some(ServedNode { node, load }) = served else { return page };
     node.metrics().write(&mut page);
+    let cluster = node.cluster();
+    page.put(MetricName::ProtocolVersion, &[], u64::from(cluster.protocol()));
+    page.put(MetricName::NewestProtocolVersion, &[], u64::from(cluster.newest_protocol()));
     let traces = node.tracer().map(|tracer| tracer.counts());
     let traces = traces.map_or((0, 0), |it| (it.exported.get(), it.dropped.get()));
     page.put(MetricName::TracesExported, &[], traces.0);

@@ -90,6 +90,8 @@ impl ClusterHandler {
             shards,
             topic_count: Some(topic_count),
             partition_count: Some(partition_count),
+            protocol_version: Some(self.node.cluster().protocol()),
+            newest_protocol_version: Some(self.node.cluster().newest_protocol()),
         }
     }
 }

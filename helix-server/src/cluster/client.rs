@@ -374,6 +374,7 @@ impl Cluster {
             PeerRequest::Groups(request) => self.local_groups(request).await,
             PeerRequest::Watermarks(request) => self.local_watermarks(request).await,
             PeerRequest::SplitRecords(request) => self.local_split_records(request).await,
+            PeerRequest::RecordProtocol(version) => self.local_record_protocol(*version).await,
             // Only the leader serves the other requests.
             _ if !self.replica().wait_ready(limits::READY_WAIT_MAX).await => {
                 PeerResponse::NotLeader

@@ -46,6 +46,10 @@ pub(super) enum PeerRequest {
     /// Asks a replica of a shard for records that a split moves. Sent from protocol
     /// [`SHARD_SPLITS`](crate::protocol::SHARD_SPLITS) on.
     SplitRecords(SplitRecordsRequest),
+    /// Asks the receiver to record, durably, that logs may have entries of this protocol version.
+    /// Sent by shard 0's leader if every member speaks
+    /// [`RECORDED_VERSIONS`](crate::protocol::RECORDED_VERSIONS).
+    RecordProtocol(u32),
 }
 
 /// State of a partition on the leader of its shard.
@@ -109,6 +113,7 @@ impl PeerRequest {
             Self::Groups(asked) => PeerRequestKind::Groups(asked.clone()),
             Self::Watermarks(asked) => PeerRequestKind::Watermarks(asked.clone()),
             Self::SplitRecords(asked) => PeerRequestKind::SplitRecords(*asked),
+            Self::RecordProtocol(version) => PeerRequestKind::RecordProtocol(*version),
         };
         PeerRequestRecord { kind: Some(kind) }.encode_to_vec().into()
     }
@@ -130,6 +135,7 @@ impl PeerRequest {
             Some(PeerRequestKind::Groups(asked)) => Ok(Self::Groups(asked)),
             Some(PeerRequestKind::Watermarks(asked)) => Ok(Self::Watermarks(asked)),
             Some(PeerRequestKind::SplitRecords(asked)) => Ok(Self::SplitRecords(asked)),
+            Some(PeerRequestKind::RecordProtocol(version)) => Ok(Self::RecordProtocol(version)),
             None => Err("the request is unknown to this version".to_owned()),
         }
     }
@@ -409,6 +415,7 @@ mod tests {
             PeerRequest::Balance,
             PeerRequest::ShardIndex(3),
             PeerRequest::LedShards,
+            PeerRequest::RecordProtocol(12),
             PeerRequest::Groups(GroupsRequest { shard_id: 2, name: name.clone(), after: 3 }),
             PeerRequest::Watermarks(WatermarksRequest { shard_id: 2, partitions: vec![4, 5] }),
             PeerRequest::ReplicaStatus(ReplicaStatusRequest {

@@ -3,14 +3,24 @@
 
 use std::time::Duration;
 
+use futures_util::future::join_all;
+
 use super::client::Cluster;
+use super::peer_messages::{PeerRequest, PeerResponse};
 use crate::error::Result;
+use crate::limits;
 use crate::log::ClusterCommand;
+use crate::protocol::RECORDED_VERSIONS;
 
 impl Cluster {
     /// Returns the cluster's protocol version, which every member supports.
     pub fn protocol(&self) -> u32 {
         self.machine().protocol()
+    }
+
+    /// Returns the newest protocol version that this node speaks.
+    pub fn newest_protocol(&self) -> u32 {
+        self.hub.versions().newest
     }
 
     /// Waits until the cluster uses this protocol version, at most `wait_max`. Returns whether it
@@ -30,14 +40,7 @@ impl Cluster {
         let (is_new, protocol) =
             self.machine().read(|state| (state.shards().is_empty(), state.protocol()));
         // A cluster that is being formed starts with a version that its nodes support.
-        (!is_new && !versions.contains(protocol)).then(|| {
-            format!(
-                "the cluster uses protocol version {protocol}, but this Helix, {}, speaks \
-                 {versions}; \
-                 start a release that speaks {protocol}",
-                env!("CARGO_PKG_VERSION")
-            )
-        })
+        (!is_new && !versions.contains(protocol)).then(|| versions.refusal(protocol))
     }
 
     /// Starts a new cluster with the oldest version that this program supports. Runs on shard 0's
@@ -65,13 +68,18 @@ impl Cluster {
             peer.protocol.filter(|_| peer.connected)
         };
         let members = self.members_now();
-        let others = members.iter().map(|it| it.node_id).filter(|id| *id != self.node_id());
+        let ids = members.iter().map(|it| it.node_id);
+        let others: Vec<u64> = ids.filter(|id| *id != self.node_id()).collect();
         let own = Some(self.hub.versions().newest);
         // `None` if a member is disconnected.
-        let common = others.map(supported).fold(own, |least, newest| Some(least?.min(newest?)));
+        let supported = others.iter().map(|id| supported(*id));
+        let common = supported.fold(own, |least, newest| Some(least?.min(newest?)));
         let Some(version) = common.filter(|version| *version > self.protocol()) else {
             return true;
         };
+        if version >= RECORDED_VERSIONS && !self.record_everywhere(version, &others).await {
+            return false;
+        }
         match self.command(ClusterCommand::RaiseProtocol { version }).await {
             Ok(_) => {
                 tracing::info!(version, "raised the protocol version: every member supports it")
@@ -79,6 +87,62 @@ impl Cluster {
             Err(error) => tracing::debug!(%error, "cannot raise the protocol version yet"),
         }
         self.protocol() >= version
+    }
+
+    /// Lets every member record a protocol version. Returns whether all have.
+    async fn record_everywhere(&self, version: u32, others: &[u64]) -> bool {
+        let request = PeerRequest::RecordProtocol(version).encode();
+        let asked = others.iter().map(|&node| {
+            let request = request.clone();
+            async move {
+                let response = self.hub.call(node, request, limits::PROGRESS_WAIT_MAX).await;
+                match PeerResponse::decode(response.map_err(|error| error.to_string())?)? {
+                    PeerResponse::Version(recorded) if recorded == u64::from(version) => Ok(()),
+                    PeerResponse::Unknown(why) => Err(why),
+                    _ => Err("it sent an unexpected kind of response".to_owned()),
+                }
+                .map_err(|why| format!("node {node}: {why}"))
+            }
+        });
+        let mut recorded = join_all(asked).await;
+        recorded.push(self.record_protocol(version).await);
+        let why = recorded.into_iter().find_map(Result::err);
+        if let Some(why) = &why {
+            tracing::debug!(version, %why, "cannot raise the protocol version yet");
+        }
+        why.is_none()
+    }
+
+    /// Records a protocol version in this node's log of shard 0, which is the first that a start
+    /// opens. From then on, only programs that speak it start on this data.
+    async fn record_protocol(&self, version: u32) -> std::result::Result<(), String> {
+        let replica = self.replica();
+        let wal = replica.wal().clone();
+        let record = move || wal.raise_entries_version(version);
+        let recorded = replica.reads().wait(record).await.map_err(|error| error.to_string())?;
+        recorded.map_err(|error| error.to_string())
+    }
+
+    pub(super) async fn local_record_protocol(&self, version: u32) -> PeerResponse {
+        match self.record_protocol(version).await {
+            Ok(()) => PeerResponse::Version(version.into()),
+            Err(why) => PeerResponse::Unknown(why),
+        }
+    }
+
+    /// Records the protocol version in use, which a node that joined later has not been asked to
+    /// record. Returns whether it is recorded.
+    pub async fn record_own_protocol(&self) -> bool {
+        let version = self.protocol();
+        let is_recorded = self.replica().wal().entries_version() >= version;
+        if version < RECORDED_VERSIONS || is_recorded {
+            return true;
+        }
+        let recorded = self.record_protocol(version).await;
+        if let Err(why) = &recorded {
+            tracing::warn!(version, %why, "cannot record the protocol version");
+        }
+        recorded.is_ok()
     }
 
     /// Commits an entry in shard 0 that changes nothing: it raises the version to what it is.

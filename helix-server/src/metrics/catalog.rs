@@ -59,6 +59,10 @@ metrics! {
         "1 while the node is ready (/readyz), else 0"
     Uptime Gauge "helix_uptime_seconds" []
         "Time since the process started"
+    ProtocolVersion Gauge "helix_protocol_version" []
+        "Protocol version that the cluster uses; raised once every node speaks a newer one"
+    NewestProtocolVersion Gauge "helix_newest_protocol_version" []
+        "Newest protocol version that this program speaks"
     CpuTime Counter "process_cpu_seconds_total" []
         "CPU time of the process, user and system"
     Memory Gauge "process_resident_memory_bytes" []

@@ -15,6 +15,7 @@ use super::{NodeSettings, NodeStorage};
 use crate::error::{Error, Result};
 use crate::limits;
 use crate::log_threads::{self, LogThreads};
+use crate::protocol::ProtocolVersions;
 use crate::raft::{DiskReads, as_uncommitted_vote};
 
 /// Pause between attempts to open a log without disk space.
@@ -74,6 +75,7 @@ impl LogIdentity {
 pub(super) struct NodeLogs<'a> {
     pub(super) settings: &'a NodeSettings,
     pub(super) failed: watch::Sender<Option<String>>,
+    pub(super) versions: ProtocolVersions,
 }
 
 /// An open log.
@@ -160,7 +162,13 @@ impl NodeLogs<'_> {
             });
         };
         let new = identity.encode();
+        let versions = self.versions;
         let open = move || {
+            // Before anything is changed. Entries that this program does not know are no damage.
+            let needed = Wal::stored_entries_version(&*storage).unwrap_or(0);
+            if needed > versions.newest {
+                return Err(helix_wal::Error::Unusable(versions.refusal(needed)));
+            }
             if Wal::is_being_removed(&*storage)? {
                 Wal::remove(&*storage)?;
             }

@@ -113,6 +113,7 @@ async fn reconcile_replicas(node: &Node, shard: Option<&Shard>) -> bool {
 async fn drive_members(node: &Node) -> bool {
     node.check_protocol().await;
     node.cluster.dial_members();
+    let is_recorded = node.cluster.record_own_protocol().await;
     let has_stated_rack = node.cluster.state_rack(&node.settings.rack).await;
     let leads_nothing = node.cluster.transfer_all().await;
     let is_leader = node.cluster.is_leader();
@@ -124,7 +125,11 @@ async fn drive_members(node: &Node) -> bool {
             && node.cluster.raise_protocol().await
             && node.cluster.drive_placement().await);
     // A draining node may be elected again, so it is never done.
-    leads_nothing && has_stated_rack && is_idle && !node.cluster.is_draining(node.settings.node_id)
+    leads_nothing
+        && has_stated_rack
+        && is_recorded
+        && is_idle
+        && !node.cluster.is_draining(node.settings.node_id)
 }
 
 /// Detects that this node was removed from its cluster. Raft does not tell a removed node, and the

@@ -295,7 +295,8 @@ fn last_entry(replica: &Replica) -> LogId {
 
 impl Node {
     pub(super) fn logs(&self) -> NodeLogs<'_> {
-        NodeLogs { settings: &self.settings, failed: self.failed.clone() }
+        let (failed, versions) = (self.failed.clone(), self.hub.versions());
+        NodeLogs { settings: &self.settings, failed, versions }
     }
 
     /// Returns whether a majority of voters has every entry of a closed log. Checked again after

@@ -122,7 +122,8 @@ impl Node {
         let (mut seeds, peer_addr) = among.unwrap_or_default();
         let random = Random::new(settings.seed);
         let (failed, _) = watch::channel(None);
-        let logs = NodeLogs { settings: &settings, failed: failed.clone() };
+        let (reports, versions) = (failed.clone(), hub.versions());
+        let logs = NodeLogs { settings: &settings, failed: reports, versions };
         let draining = CancellationToken::new();
         let mut formed = formation::form(&logs, &handler, &hub, &random, listens).await?;
         hub.set_identity(formed.identity.cluster, formed.identity.generation);

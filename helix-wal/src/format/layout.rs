@@ -14,7 +14,7 @@ pub(crate) const MIN_READER_VERSION: u16 = 1;
 /// version 4 clean streams, and is only written if there are some.
 ///
 /// A version 1 reader can read a state file without cold segments.
-pub(crate) const STATE_VERSION: u16 = 4;
+pub(crate) const STATE_VERSION: u16 = 5;
 /// Maximum bytes of an identity or a vote. Both must fit into the header of a segment.
 pub(crate) const OPAQUE_BYTES_MAX: usize = 256;
 /// Exclusive upper bound of indexes, stream positions and segment ids.

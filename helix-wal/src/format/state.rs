@@ -15,13 +15,15 @@
 //!  index u64 each),
 //!  from version 3 on: staged segments (after u64, u32 count, then as cold segments),
 //!  from version 4 on: clean streams (u32 count, then stream, upto, also u64 each, by stream),
-//!  cleaned upto u64
+//!  cleaned upto u64,
+//!  from version 5 on: entries version u32
 //! ```
 //!
 //! A state without cold segments declares that a version 1 reader suffices; it stops before them.
 //! Staged segments never raise that version: an older reader treats their files as leftovers.
 //! A state without clean streams and cleaned entries is written as version 3. Any other needs a
 //! reader of version 4, since an older one would forget what is clean and what may be missing.
+//! A state with an entries version needs a reader of version 5, which compares it.
 #![deny(clippy::indexing_slicing, clippy::cast_possible_truncation)]
 
 use std::collections::{BTreeMap, HashSet};
@@ -48,6 +50,8 @@ const RECEIVED_VERSION: u16 = 3;
 /// First version with the progress of cleaning, and oldest reader version for a state that has it.
 const CLEAN_VERSION: u16 = 4;
 const CLEAN_BYTES: usize = 24;
+/// First version with an entries version, and oldest reader version for a state that has one.
+const ENTRIES_VERSION: u16 = 5;
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct PersistedState {
@@ -71,6 +75,8 @@ pub(crate) struct PersistedState {
     pub clean_marks: Arc<BTreeMap<u64, CleanMark>>,
     /// Last entry for which cleaning, here or in another log, may have removed earlier ones.
     pub cleaned_upto: u64,
+    /// Version of what the entries mean, as the user of the log counts it; 0 if it was never set.
+    pub entries_version: u32,
 }
 
 /// Segments received for a snapshot that is not installed yet. Not part of the log.
@@ -120,6 +126,7 @@ impl PersistedState {
         head.extend_from_slice(&MAGIC);
         head.extend_from_slice(&[0; 4]);
         let (version, reader) = match (self.is_cleaned(), self.cold.is_empty()) {
+            _ if self.entries_version > 0 => (ENTRIES_VERSION, ENTRIES_VERSION),
             (true, _) => (CLEAN_VERSION, CLEAN_VERSION),
             (false, false) => (RECEIVED_VERSION, COLD_READER_VERSION),
             (false, true) => (RECEIVED_VERSION, MIN_READER_VERSION),
@@ -162,7 +169,7 @@ impl PersistedState {
         put_cold(&mut tail, &self.cold);
         put_u64(&mut tail, self.staged.after);
         put_cold(&mut tail, &self.staged.segments);
-        if self.is_cleaned() {
+        if version >= CLEAN_VERSION {
             let count = u32::try_from(self.clean_marks.len()).expect("streams fit in memory");
             tail.extend_from_slice(&count.to_le_bytes());
             for (stream, CleanMark { upto, also }) in &*self.clean_marks {
@@ -171,6 +178,9 @@ impl PersistedState {
                 put_u64(&mut tail, *also);
             }
             put_u64(&mut tail, self.cleaned_upto);
+        }
+        if version >= ENTRIES_VERSION {
+            tail.extend_from_slice(&self.entries_version.to_le_bytes());
         }
         seal(&mut head, &[&blob, &tail]);
         [head.into(), blob, tail.into()]
@@ -322,6 +332,7 @@ impl<'a> ByteReader<'a> {
             ..CLEAN_VERSION => (BTreeMap::new(), 0),
             _ => (self.clean_marks()?, self.u64()?),
         };
+        let entries_version = if version < ENTRIES_VERSION { 0 } else { self.u32()? };
         Some(PersistedState {
             identity,
             next_id,
@@ -336,6 +347,7 @@ impl<'a> ByteReader<'a> {
             staged,
             clean_marks: Arc::new(clean_marks),
             cleaned_upto,
+            entries_version,
         })
     }
 
@@ -399,6 +411,7 @@ mod tests {
             },
             clean_marks: Arc::default(),
             cleaned_upto: 0,
+            entries_version: 0,
         }
     }
 
@@ -455,6 +468,20 @@ mod tests {
         bytes[12] = 2;
         seal(&mut bytes, &[]);
         assert_eq!(PersistedState::parse(&bytes), Ok(state));
+    }
+
+    /// A program before it must not take entries that it does not know for damage.
+    #[test]
+    fn an_entries_version_needs_a_reader_of_version_5() {
+        let without = sample();
+        let with = PersistedState { entries_version: 12, ..without.clone() };
+        let (bytes, longer) = (encoded(&without), encoded(&with));
+        assert_eq!((u16_at(&longer, 12), u16_at(&longer, 14)), (5, 5));
+        assert_eq!(longer.len(), bytes.len() + 4 + 8 + 4);
+        assert_eq!(PersistedState::parse(&longer).as_ref(), Ok(&with));
+        for at in 0..longer.len() {
+            assert_eq!(PersistedState::parse(&longer[..at]), Err(StateError::Damaged));
+        }
     }
 
     /// Logs that know nothing of cleaning keep the bytes of version 3.

@@ -117,6 +117,7 @@ pub(crate) fn open(
     (core.staged, core.staged_found) = (received, found);
     core.clean_marks.clone_from(&state.clean_marks);
     core.cleaned_upto = state.cleaned_upto;
+    core.entries_version = state.entries_version;
     let mut state_file = StateFile::open(storage.as_ref())?;
     // The files that the state file will list must survive a crash.
     sync_dir(storage.as_ref())?;

@@ -84,6 +84,8 @@ pub(crate) struct Core {
     /// Last entry for which cleaning, here or in the log that entries came from, may have removed
     /// earlier ones. Only grows.
     pub cleaned_upto: u64,
+    /// Version of what the entries mean, as in the state file. Only grows.
+    pub entries_version: u32,
     /// The request to clean streams that the keeper works on, or will.
     pub cleaning: Option<Cleaning>,
     /// The writer shall begin a new segment once it is idle.
@@ -122,6 +124,7 @@ impl Core {
             staged_found: None,
             clean_marks: Arc::default(),
             cleaned_upto: 0,
+            entries_version: 0,
             cleaning: None,
             rolls_early: false,
         }
@@ -178,6 +181,7 @@ impl Core {
             staged: self.staged.clone(),
             clean_marks: Arc::clone(&self.clean_marks),
             cleaned_upto: self.cleaned_upto,
+            entries_version: self.entries_version,
             checkpoint,
         }
     }

@@ -76,6 +76,14 @@ impl Wal {
         quarantine::identity_of(storage, &DirListing::list(storage)?, state.as_ref())
     }
 
+    /// Returns [`Wal::entries_version`] of the log in this directory; 0 if there is none.
+    ///
+    /// # Errors
+    /// Fails if the state file cannot be read, or is of a newer program.
+    pub fn stored_entries_version(storage: &dyn Storage) -> Result<u32, Error> {
+        Ok(load_state(storage)?.map_or(0, |state| state.entries_version))
+    }
+
     /// Returns the quarantined log that the log in this directory replaces, until the repair ends.
     ///
     /// Completes an interrupted [`Wal::quarantine`].

@@ -54,6 +54,23 @@ impl Wal {
         self.shared.retain(after, segments)
     }
 
+    /// Returns the version of what the entries mean; 0 if it was never set.
+    pub fn entries_version(&self) -> u32 {
+        self.shared.lock().entries_version
+    }
+
+    /// Raises the version of what the entries mean, which the user of the log counts. Blocks until
+    /// it is durable; without effect on a version as high.
+    ///
+    /// Programs that do not know such versions then refuse to open the log. Others ask for it
+    /// before they open one: [`Wal::stored_entries_version`].
+    ///
+    /// # Errors
+    /// Fails if the log is closed or poisoned, and after a shortage.
+    pub fn raise_entries_version(&self, version: u32) -> Result<(), Error> {
+        self.shared.raise_entries_version(version)
+    }
+
     /// Returns the segments that an earlier process retained, and the index above which they hold
     /// every live entry. Returns them once.
     pub fn take_staged(&self) -> Option<(u64, ColdSegments)> {

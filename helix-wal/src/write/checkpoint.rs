@@ -131,6 +131,36 @@ impl Shared {
         Ok(())
     }
 
+    /// Raises the version of what the entries mean, durably.
+    pub(crate) fn raise_entries_version(&self, version: u32) -> Result<(), Error> {
+        // Locked until memory agrees with the file, so that no other writer comes between.
+        let mut file = self.state_file.lock().ignore_poison();
+        let state = {
+            let mut core = self.lock();
+            core.check_open()?;
+            if core.entries_version >= version {
+                return Ok(());
+            }
+            let Some(_) = &self.storage else {
+                core.entries_version = version;
+                return Ok(());
+            };
+            core.state(self.identity.clone(), file.checkpoint.clone())
+        };
+        let Some(storage) = &self.storage else { return Ok(()) };
+        let raised = PersistedState { entries_version: version, ..state };
+        match file.write(storage.as_ref(), &raised) {
+            Ok(()) => self.lock().entries_version = version,
+            Err(error) if error.is_shortage() => return Err(error),
+            Err(error) => {
+                drop(file);
+                self.poison(&error);
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
     /// Returns the staged segments of an earlier process, and the index that they start after.
     /// Once.
     pub(crate) fn take_staged(&self) -> Option<(u64, ColdSegments)> {

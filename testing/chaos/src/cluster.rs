@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -201,7 +201,7 @@ impl ChaosCluster {
             election_timeout_ms: options.election_timeout_ms,
             data_dir,
             tls_dir: options.tls.then(|| certificates::directory(&options.dir)),
-            log: options.dir.join(format!("node-{id}.log")),
+            log: self.log_of(id),
         };
         let node_client = NodeClient::new(id, address)?;
         let process = NodeProcess::new(node);
@@ -246,6 +246,16 @@ impl ChaosCluster {
 
     fn node(&mut self, id: u64) -> &mut NodeProcess {
         &mut self.nodes.get_mut(&id).expect("the node is in the cluster").process
+    }
+
+    /// Sets the program of a node that is not running.
+    pub(crate) fn set_program(&mut self, id: u64, program: &Path) {
+        self.node(id).set_program(program);
+    }
+
+    /// Returns the file with the output of a node.
+    pub(crate) fn log_of(&self, id: u64) -> PathBuf {
+        self.options.dir.join(format!("node-{id}.log"))
     }
 
     /// Starts a node on its data with the current peers.

@@ -1,5 +1,5 @@
 //! Subcommands: `run`, `kill-all`, `retries`, `failover`, `refill`, `repairs`, `elections`,
-//! `rolling`, `grow`, `flood`, `fair-shares`, `groups` and `check`.
+//! `rolling`, `grow`, `upgrade`, `flood`, `fair-shares`, `groups` and `check`.
 //!
 //! Each starts its own nodes in its own directory, which is kept after a failure.
 
@@ -18,6 +18,7 @@ mod retries;
 mod rolling;
 mod run;
 mod test_bed;
+mod upgrade;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -43,6 +44,7 @@ pub use repairs::RepairsArgs;
 pub use retries::RetriesArgs;
 pub use rolling::RollingArgs;
 pub use run::{FaultCounts, RunArgs};
+pub use upgrade::UpgradeArgs;
 
 /// Options of all commands that start a cluster.
 #[derive(Debug, Clone, Args)]
@@ -111,6 +113,8 @@ pub enum ChaosCommand {
     Rolling(RollingArgs),
     /// Grow one node to five and shrink to three under load
     Grow(GrowArgs),
+    /// Upgrade and roll back nodes of an older release under load
+    Upgrade(UpgradeArgs),
     /// Kill members, coordinators and leaders under a consumer group
     Groups(GroupsArgs),
     /// Check a saved history
@@ -137,6 +141,7 @@ pub async fn run(command: ChaosCommand, program: PathBuf) -> anyhow::Result<()> 
         ChaosCommand::Flood(args) => flood::run(args, program).await,
         ChaosCommand::Rolling(args) => rolling::run(args, program).await,
         ChaosCommand::Grow(args) => grow::run(args, program).await,
+        ChaosCommand::Upgrade(args) => upgrade::run(args, program).await,
         ChaosCommand::Groups(args) => groups::run(args, program).await,
         ChaosCommand::Check { history } => {
             let verdict = helix_checker::check(&history::load(&history)?);

@@ -4,7 +4,7 @@
 
 use std::fs::File;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
@@ -73,8 +73,10 @@ struct Running {
 
 impl NodeProcessOptions {
     fn arguments(&self) -> Vec<String> {
-        let mut arguments = vec![
-            "node".to_owned(),
+        // An older release is given as its server, which is a node without a subcommand.
+        let is_server = self.program.file_name().is_some_and(|name| name == "helix-server");
+        let mut arguments = if is_server { Vec::new() } else { vec!["node".to_owned()] };
+        arguments.extend([
             format!("--node-id={}", self.node_id),
             format!("--listen-addr={}", self.address),
             format!("--advertise-addr={}", self.advertised),
@@ -82,7 +84,7 @@ impl NodeProcessOptions {
             format!("--data-dir={}", self.data_dir.display()),
             format!("--segment-bytes={SEGMENT_BYTES}"),
             format!("--scrub-rate={SCRUB_RATE}"),
-        ];
+        ]);
         arguments.extend(self.shards.map(|shards| format!("--shards={shards}")));
         let memory_mib = self.shards.map_or(0, |shards| shards * SHARD_MEMORY_MIB);
         if memory_mib > MEMORY_DEFAULT_MIB {
@@ -111,6 +113,11 @@ impl NodeProcessOptions {
 impl NodeProcess {
     pub(crate) fn new(options: NodeProcessOptions) -> Self {
         Self { options, running: None, is_paused: false }
+    }
+
+    /// Sets the program of the next start.
+    pub(crate) fn set_program(&mut self, program: &Path) {
+        program.clone_into(&mut self.options.program);
     }
 
     /// Starts the process with its peers. It may not answer yet.

@@ -42,6 +42,12 @@ pub(crate) struct NodeRow {
     is_reachable: bool,
     #[schemars(extend("x-wide" = true))]
     version: Option<String>,
+    /// Protocol version that the cluster uses, as this node knows it.
+    #[schemars(extend("x-wide" = true))]
+    protocol_version: Option<u32>,
+    /// Newest protocol version that the node speaks.
+    #[schemars(extend("x-wide" = true))]
+    newest_protocol_version: Option<u32>,
     draining: bool,
     shards_led: usize,
     #[schemars(extend("x-wide" = true))]
@@ -135,6 +141,8 @@ pub(crate) fn nodes(snapshot: &ClusterSnapshot) -> Vec<NodeRow> {
             endpoint: node.endpoint.clone(),
             is_reachable: node.has_answered(),
             version: status.map(|status| status.version.clone()),
+            protocol_version: status.and_then(|status| status.protocol_version),
+            newest_protocol_version: status.and_then(|status| status.newest_protocol_version),
             draining: is_draining(node.node_id),
             shards_led: leaders.iter().filter(|leader| leader.node_id == node.node_id).count(),
             storage: status.map(|status| status.storage.clone()),
