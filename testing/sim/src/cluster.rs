@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
@@ -11,11 +11,15 @@ use helix_server::log::PartitionSettings;
 use helix_server::memory::MemoryShares;
 use helix_server::node::{LogLimits, Node, NodeSettings, NodeStorage};
 use helix_server::peer::Network;
+use helix_server::protocol::ProtocolVersions;
 use helix_server::server::Server;
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
 use tokio::sync::Notify;
 use turmoil::net::TcpListener;
 
 use crate::clock::SkewedClock;
+use crate::coverage::{CoverageMark, CoverageMarks};
 use crate::disks::NodeDisks;
 use crate::net::{CLIENT_PORT, ClientListener, PEER_PORT, SimulatedDialer, incoming};
 use crate::plan::SimulationPlan;
@@ -41,7 +45,12 @@ pub struct SimulatedMachine(Arc<Inner>);
 struct Inner {
     node_id: u64,
     plan: SimulationPlan,
+    marks: CoverageMarks,
     disks: NodeDisks,
+    /// Newest protocol version of the program that was started last; 0 before the first start.
+    newest_protocol: AtomicU32,
+    /// Later starts are of this release.
+    must_upgrade: AtomicBool,
     clock: Arc<SkewedClock>,
     state: Mutex<MachineState>,
     /// Node that was opened last. It may have ended and still be in memory.
@@ -53,13 +62,16 @@ struct Inner {
 }
 
 impl SimulatedMachine {
-    pub fn new(plan: &SimulationPlan, node_id: u64) -> Self {
+    pub fn new(plan: &SimulationPlan, marks: CoverageMarks, node_id: u64) -> Self {
         let place = usize::try_from(node_id - 1).unwrap_or(0);
         Self(Arc::new(Inner {
             node_id,
             disks: NodeDisks::new(plan.seed ^ node_id << 16, plan.disks[place]),
             clock: SkewedClock::new(plan.clock_errors_us[place]),
             plan: plan.clone(),
+            marks,
+            newest_protocol: AtomicU32::new(0),
+            must_upgrade: AtomicBool::new(false),
             state: Mutex::default(),
             last: Mutex::default(),
             stop: Notify::new(),
@@ -126,6 +138,36 @@ impl SimulatedMachine {
     /// Returns how often the node was started.
     pub fn start_count(&self) -> u64 {
         *self.0.start_count.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Lets all later starts be of this release. Returns whether the node must start once more.
+    pub fn finish_upgrade(&self) -> bool {
+        self.0.must_upgrade.store(true, Ordering::Relaxed);
+        let newest = self.0.newest_protocol.load(Ordering::Relaxed);
+        newest != 0 && newest < ProtocolVersions::OWN.newest
+    }
+
+    /// Returns the protocol versions of the release that starts now.
+    fn release(&self) -> ProtocolVersions {
+        let Inner { plan, node_id, newest_protocol, marks, .. } = &*self.0;
+        let before = newest_protocol.load(Ordering::Relaxed);
+        let is_older = plan.older.as_ref().filter(|older| {
+            let until = plan.duration.mul_f64(older.until);
+            let seed = plan.seed ^ node_id << 40 ^ self.start_count();
+            let is_kept = *node_id == older.keeper || before == 0;
+            !self.0.must_upgrade.load(Ordering::Relaxed)
+                && turmoil::sim_elapsed().unwrap_or_default() < until
+                && (is_kept || StdRng::seed_from_u64(seed).random_bool(0.5))
+        });
+        let own = ProtocolVersions::OWN;
+        let newest = is_older.map_or(own.newest, |older| older.newest);
+        newest_protocol.store(newest, Ordering::Relaxed);
+        if before != 0 && before < newest {
+            marks.hit(CoverageMark::NodeUpgraded);
+        } else if before > newest {
+            marks.hit(CoverageMark::NodeRolledBack);
+        }
+        ProtocolVersions { newest, ..own }
     }
 
     /// Requests a graceful stop of the running node.
@@ -209,6 +251,7 @@ impl SimulatedMachine {
         };
         let (clients, peers) = (listen(CLIENT_PORT).await?, listen(PEER_PORT).await?);
         let network = Network::new(Arc::new(SimulatedDialer), incoming(peers));
+        let network = network.with_versions(self.release());
         let Inner { node_id, plan, .. } = &*self.0;
         let others = (1..=plan.nodes).filter(|other| other != node_id);
         let others: BTreeMap<_, _> = others

@@ -124,10 +124,13 @@ pub enum CoverageMark {
     SplitCancelled,
     CrashAtMoveStep,
     CrashAtSplitStep,
+    NodeUpgraded,
+    NodeRolledBack,
+    ProtocolRaised,
 }
 
 impl CoverageMark {
-    pub const ALL: [Self; 113] = [
+    pub const ALL: [Self; 116] = [
         Self::LeaderChange,
         Self::LeaderChangeWithBatchInFlight,
         Self::LeaderCutOff,
@@ -241,6 +244,9 @@ impl CoverageMark {
         Self::SplitCancelled,
         Self::CrashAtMoveStep,
         Self::CrashAtSplitStep,
+        Self::NodeUpgraded,
+        Self::NodeRolledBack,
+        Self::ProtocolRaised,
     ];
 }
 

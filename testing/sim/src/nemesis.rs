@@ -340,6 +340,9 @@ impl Nemesis {
             }
         }
         for machine in machines {
+            if machine.finish_upgrade() {
+                self.take_down(sim, machine, CrashKind::Process);
+            }
             machine.disks().heal();
             machine.disks().speed_up();
             self.start(sim, machine);

@@ -6,6 +6,9 @@
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
+use helix_server::protocol::{
+    COMMIT_ORDER, COMPACTION, FORGOTTEN_PRODUCERS, MORE_SHARDS, ProtocolVersions,
+};
 use helix_wal::storage::CacheMode;
 use rand::rngs::StdRng;
 use rand::seq::{IndexedRandom, SliceRandom};
@@ -106,6 +109,8 @@ pub enum Theme {
     Access,
     /// Replicas on some of five to seven nodes, which move while nodes come, go and are cordoned.
     Placement,
+    /// Nodes that start with an older release, are upgraded and rolled back.
+    Releases,
 }
 
 impl Theme {
@@ -143,6 +148,9 @@ impl Theme {
             }
             Self::Groups => {
                 &[Partition, OneWay, Hold, Loss, Reset, Kill, PowerLoss, Transfer, Election, Stall]
+            }
+            Self::Releases => {
+                &[Kill, Kill, Stop, Stop, Stop, PowerLoss, Transfer, Drain, Partition]
             }
             Self::Placement => &[
                 Partition,
@@ -255,6 +263,39 @@ pub struct PlacementPlan {
     pub replace_down_after: Option<Duration>,
 }
 
+/// An older release that nodes run at first.
+#[derive(Debug, Clone)]
+pub struct OlderRelease {
+    /// Newest protocol version that it speaks.
+    pub newest: u32,
+    /// Node that runs it at every start before `until`, so that the others can go back to it.
+    pub keeper: u64,
+    /// Share of the duration with faults after which nodes start with this release only.
+    pub until: f64,
+}
+
+impl OlderRelease {
+    /// Share of the seeds with two releases.
+    const SHARE: f64 = 0.1;
+
+    /// Draws from a generator of its own, so that other seeds keep their plans.
+    fn draw(plan: &SimulationPlan) -> Option<Self> {
+        let mut rng = StdRng::seed_from_u64(plan.seed ^ 0x7265_6c65);
+        let is_drawn = rng.random_bool(Self::SHARE) || plan.theme == Some(Theme::Releases);
+        // The clients use what the older release has from its start on.
+        let oldest = match plan {
+            _ if plan.placement.is_some() => MORE_SHARDS,
+            _ if plan.group.is_some() || plan.has_principals || plan.has_tokens => COMMIT_ORDER,
+            _ if plan.table.is_some() => COMPACTION,
+            _ => FORGOTTEN_PRODUCERS,
+        };
+        let newest = rng.random_range(oldest..ProtocolVersions::OWN.newest);
+        let keeper = rng.random_range(1..=plan.nodes);
+        let until = rng.random_range(0.2..1.0);
+        is_drawn.then_some(Self { newest, keeper, until })
+    }
+}
+
 impl PlacementPlan {
     /// Share of the seeds with a placement.
     const SHARE: f64 = 0.1;
@@ -337,6 +378,7 @@ pub struct SimulationPlan {
     pub group: Option<GroupPlan>,
     pub table: Option<TablePlan>,
     pub placement: Option<PlacementPlan>,
+    pub older: Option<OlderRelease>,
 }
 
 impl SimulationPlan {
@@ -470,6 +512,7 @@ impl SimulationPlan {
             group: GroupPlan::draw(seed, theme),
             table: TablePlan::draw(seed, theme),
             placement,
+            older: None,
         };
         if of_clocks {
             // Trims and retention by bytes drop records of any age.
@@ -497,6 +540,7 @@ impl SimulationPlan {
             (plan.table, plan.has_principals, plan.recreates) = (None, false, false);
             plan.duration = plan.duration.min(Duration::from_secs(120));
         }
+        plan.older = OlderRelease::draw(&plan);
         plan
     }
 

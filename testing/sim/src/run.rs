@@ -6,6 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use helix_checker::{GroupCounts, HistoryVerdict};
+use helix_server::protocol::ProtocolVersions;
 use helix_server::raft::seed_this_thread;
 use hermetic::Hermetic;
 use turmoil::{Builder, Sim};
@@ -164,15 +165,15 @@ impl World {
             .min_message_latency(TICK)
             .max_message_latency(TICK);
         let mut sim = builder.build();
-        let machines: Vec<_> =
-            (1..=plan.machines()).map(|node| SimulatedMachine::new(&plan, node)).collect();
+        let marks = CoverageMarks::default();
+        let machine = |node| SimulatedMachine::new(&plan, marks.clone(), node);
+        let machines: Vec<_> = (1..=plan.machines()).map(machine).collect();
         // turmoil runs hosts in the order in which they are added; every seed has its own order.
         for node in &plan.order {
             let Some(machine) = machines.iter().find(|it| it.node_id() == *node) else { continue };
             let machine = machine.clone();
             sim.host(machine.host(), move || machine.clone().run_until_end());
         }
-        let marks = CoverageMarks::default();
         let context = ClientContext::new(&plan, recorder.clone(), marks.clone());
         let found = FinalReadEvents::default();
         sim.client("topic", workload::create_topic(context.clone()));
@@ -357,6 +358,7 @@ impl World {
         self.run_until("good health of all nodes", HEALTH_MAX, |world| {
             world.health_problem().is_none()
         })?;
+        self.check_protocol()?;
         self.check_tokens()?;
         self.check_placement()?;
         self.check_steady_group()?;
@@ -397,6 +399,19 @@ impl World {
         self.run_until("a new ack in every partition after all moves", PROGRESS_MAX, |world| {
             (0..).zip(&before).all(|(partition, acks)| world.recorder.acks(partition) > *acks)
         })
+    }
+
+    /// Checks that the cluster comes to use the newest protocol version.
+    fn check_protocol(&mut self) -> Result<(), String> {
+        let newest = ProtocolVersions::OWN.newest;
+        self.run_until("the newest protocol version", HEALTH_MAX, |world| {
+            let nodes = world.machines.iter().filter_map(SimulatedMachine::node);
+            nodes.map(|node| node.cluster().protocol()).all(|version| version == newest)
+        })?;
+        if self.plan.older.is_some() {
+            self.marks.hit(CoverageMark::ProtocolRaised);
+        }
+        Ok(())
     }
 
     /// Checks that every node accepts the valid tokens again, also with a clock that stays wrong.
