@@ -5,8 +5,7 @@
 //! and the logs; with 16 clients, user-space copies took 18 % of all CPU (docs/decisions/0025 and
 //! 0027). HTTP/2 also sends headers and trailers as packets of their own, each of which wakes the
 //! other side (0028). Without these copies and packets a node serves fetches of 100 KiB at 1.25
-//! times the throughput with 0.75 of the CPU (0029; totals in docs/benchmarks.md). The bytes on the
-//! wire stay plain gRPC.
+//! times the throughput with 0.75 of the CPU (0029). The bytes on the wire stay plain gRPC.
 //!
 //! **A request** leaves a client through [`requests`], which writes it as a [`ChunkedBody`] and
 //! stores it in the request's extensions as a [`DetachedBody`]. [`ResponseLayer`] around the

@@ -16,8 +16,8 @@ use crate::log::{
 const RETRY: &str = "retry";
 const FINAL: &str = "final";
 
-/// Returns one error of each variant with its row of the table in docs/api.md: reason, code,
-/// retryable, may have been applied.
+/// Returns one error of each variant as docs/api.md describes it: reason, code, retryable, may have
+/// been applied.
 fn table() -> Vec<(Error, &'static str, Code, &'static str, bool)> {
     let topic = || "orders".to_owned();
     let what = || "why".to_owned();
