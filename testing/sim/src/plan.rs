@@ -7,7 +7,7 @@ use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use helix_server::protocol::{
-    COMMIT_ORDER, COMPACTION, FORGOTTEN_PRODUCERS, MORE_SHARDS, ProtocolVersions,
+    COMMIT_ORDER, COMPACTION, FORGOTTEN_PRODUCERS, MORE_SHARDS, PRODUCER_OWNERS, ProtocolVersions,
 };
 use helix_wal::storage::CacheMode;
 use rand::rngs::StdRng;
@@ -286,6 +286,8 @@ impl OlderRelease {
         let oldest = match plan {
             _ if plan.placement.is_some() => MORE_SHARDS,
             _ if plan.group.is_some() || plan.has_principals || plan.has_tokens => COMMIT_ORDER,
+            // Its reuse of a sequence is noticed by the checksum of batches.
+            _ if plan.raw_producers > 0 => PRODUCER_OWNERS,
             _ if plan.table.is_some() => COMPACTION,
             _ => FORGOTTEN_PRODUCERS,
         };
