@@ -14,7 +14,7 @@ const EPOCH: u64 = 5;
 /// Heartbeats that the nodes received.
 #[derive(Debug, Default)]
 pub(super) struct FakeGroups {
-    /// Whether the member had joined, and the longest wait that it allowed.
+    /// State of the member (it had joined), and the longest wait that it allowed.
     seen: Vec<(bool, Duration)>,
     /// Next heartbeats of joined members that fail.
     failing: u32,

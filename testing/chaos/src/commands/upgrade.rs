@@ -1,10 +1,9 @@
 //! `upgrade`: nodes of an older release are upgraded and rolled back one by one under load.
 //!
-//! A random walk changes the program of one node at a time, by a stop or by a kill, until all nodes
-//! have run both. As long as one node runs the older release, every node can go back. At the end all
-//! are upgraded, the cluster raises its protocol version, and the older release must refuse the
-//! data of a node in words, without a change to it. Finally every replica is read and the history
-//! is checked.
+//! A random walk changes the program of one node at a time, by a stop or by a kill. As long as one
+//! node runs the older release, every node can go back. At the end all are upgraded, the cluster
+//! raises its protocol version, and the older release must refuse the data of a node in words.
+//! Finally every replica is read and the history is checked.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
