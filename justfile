@@ -134,6 +134,10 @@ chaos-repairs *args:
 sim *args:
     cd testing/sim && cargo run -- {{args}}
 
+# Simulate long series, built for speed: `just sim-soak --seconds 36000 --jobs 2 --keep-going`.
+sim-soak *args:
+    cd testing/sim && cargo run --profile soak -- {{args}}
+
 # Plant known bugs in a copy of the tree; report the seed that finds each.
 sim-bugs *args:
     bash testing/bugs/run.sh sim {{args}}

@@ -30,7 +30,7 @@ impl Members {
         }
         if u64::from(current) != known {
             let what = format!(
-                "the cluster has {known} data shards, not {current}: shards were added meanwhile"
+                "the cluster has {known} data shards, not {current}: shards were added since"
             );
             return Err(ClusterReply::ChangeInProgress { what });
         }

@@ -311,7 +311,7 @@ impl Members {
             return Ok(());
         }
         let what = "the cluster has no placement yet: every node has to run this release, and no \
-                    node may be added or removed meanwhile";
+                    node may be added or removed until then";
         Err(invalid("request", what))
     }
 }

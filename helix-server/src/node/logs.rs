@@ -283,7 +283,7 @@ impl NodeLogs<'_> {
             match self.open_or_quarantine(identity.clone(), is_single_node).await {
                 Err(error @ (Error::DiskFull { .. } | Error::Exhausted { .. })) => {
                     if std::mem::take(&mut is_first) {
-                        tracing::warn!(%error, "start waits");
+                        tracing::warn!(%error, "cannot open the log yet, retrying");
                     }
                     tokio::time::sleep(SHORTAGE_PAUSE).await;
                 }

@@ -67,7 +67,7 @@ async fn scrub(node: &Weak<Node>, shard_id: u64) -> bool {
         };
         node.metrics.on_scrub(scrubbed.bytes);
         if let Some(shortage) = &scrubbed.shortage {
-            tracing::debug!(shard_id, %shortage, "scrub waits");
+            tracing::debug!(shard_id, %shortage, "cannot scrub yet");
             free_at = Instant::now() + PAUSE_MAX;
         }
         if let Some(damage) = &scrubbed.damage {

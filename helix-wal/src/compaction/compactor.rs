@@ -243,7 +243,7 @@ impl Compactor {
 
     /// Releases the inputs. The new files are removed with the job.
     fn give_up(&self, mut job: CompactionJob, error: &Error) {
-        warn!(%error, "gave up a compaction");
+        warn!(%error, "cannot compact a segment");
         if job.cleaning.take().is_some() {
             let cleaning = self.shared.lock().cleaning.take();
             if let Some(cleaning) = cleaning {

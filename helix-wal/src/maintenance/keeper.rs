@@ -178,7 +178,7 @@ impl Keeper {
         match step {
             Err(error) if error.is_shortage() => {
                 if !std::mem::replace(&mut self.is_short, true) {
-                    warn!(%error, "housekeeping waits");
+                    warn!(%error, "cannot prepare or delete files yet, retrying");
                 }
                 Ok(NextStep::After(RETRY_INTERVAL))
             }

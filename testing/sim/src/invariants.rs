@@ -327,6 +327,10 @@ impl InvariantChecker {
         if !wal.is_open() {
             // Its state may include unsynced votes and entries that were never acknowledged.
             seen.is_up = false;
+            if replica.repair_of().is_some() && !seen.in_repair {
+                // A new log that ended before it was observed. The quarantined one still counts.
+                seen.wal = None;
+            }
             return Ok(());
         }
         let vote = state.vote.as_deref().and_then(read_vote);

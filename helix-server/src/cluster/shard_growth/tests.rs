@@ -219,7 +219,7 @@ fn refuses_wrong_numbers_of_shards() {
     assert_eq!(cluster.state.version(), version, "nothing changed");
     // Two operators saw two shards; each adds some.
     assert_eq!(cluster.add_shards(2, 4), ClusterReply::Done);
-    let meanwhile = "the cluster has 4 data shards, not 2: shards were added meanwhile";
+    let meanwhile = "the cluster has 4 data shards, not 2: shards were added since";
     assert_eq!(refused(cluster.add_shards(2, 6)), meanwhile);
     assert_eq!(cluster.add_shards(2, 4), ClusterReply::Done, "a repeated request");
     assert_eq!(cluster.state.members().placement().unwrap().shards().count(), 5);

@@ -380,7 +380,7 @@ pub(in crate::node) async fn open_shard0_repaired(
         let (unreplayed, what) = match open_shard0_replica(logs, log, hub, machine).await {
             Ok(replica) => return Ok(replica),
             Err(OpenFailure::Other(error)) if opening.waits_for(&error) => {
-                tracing::warn!(%error, "start waits");
+                tracing::warn!(%error, "cannot open the log yet, retrying");
                 tokio::time::sleep(SHORTAGE_PAUSE).await;
                 log = logs.open_shard0(identity.clone(), is_single_node).await?;
                 machine.replay_from(log.wal.clone());
@@ -530,7 +530,7 @@ async fn quarantine_shard0(
     loop {
         match logs.quarantine(0, what, Some(identity)).await {
             Err(error) if opening.waits_for(&error) => {
-                tracing::warn!(%error, "start waits");
+                tracing::warn!(%error, "cannot open the log yet, retrying");
                 tokio::time::sleep(SHORTAGE_PAUSE).await;
             }
             quarantined => return quarantined.map(drop),

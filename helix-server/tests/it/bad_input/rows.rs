@@ -1141,10 +1141,7 @@ fn members() -> Vec<FieldCase> {
                 split: true,
                 replicas: 0,
             }),
-            Refused(
-                R::MembershipChangeInProgress,
-                "data shards, not 7: shards were added meanwhile",
-            ),
+            Refused(R::MembershipChangeInProgress, "data shards, not 7: shards were added since"),
         ),
         (
             &["AddShardsRequest.replicas"],

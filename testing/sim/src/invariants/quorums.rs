@@ -81,13 +81,15 @@ impl InvariantChecker {
             let stable = members.iter().filter_map(|node| {
                 let seen = self.seen.get(&(*node, shard))?;
                 let counts_lost = lost == Some(*node) || seen.in_repair;
-                if counts_lost { seen.stable.max(seen.lost) } else { seen.stable }
+                let last = if counts_lost { seen.stable.max(seen.lost) } else { seen.stable };
+                Some((*node, last.map_or(0, |id| id.index)))
             });
-            let stable: Vec<u64> = stable.map(|id| id.index).collect();
-            let count = stable.iter().filter(|index| **index >= committed).count();
+            let stable: Vec<(u64, u64)> = stable.collect();
+            let count = stable.iter().filter(|(_, index)| *index >= committed).count();
             if committed > 0 && count < majority {
                 return Err(format!(
-                    "shard {shard}: {committed} is committed, but the nodes have synced {stable:?}"
+                    "shard {shard}: {committed} is committed, but the nodes have synced, by node, \
+                     {stable:?}"
                 ));
             }
         }
