@@ -92,10 +92,11 @@ impl ProtocolVersions {
         (self.oldest..=self.newest).contains(&version)
     }
 
-    /// Returns why a program with these versions cannot start on the data of a cluster.
-    pub fn refusal(self, used: u32) -> String {
+    /// Returns why a program with these versions cannot start on data: what "needs" or "uses" a
+    /// version.
+    pub fn refusal(self, what: &str, used: u32) -> String {
         format!(
-            "the cluster uses protocol version {used}, but this Helix, {}, speaks {self}; start a \
+            "{what} protocol version {used}, but this Helix, {}, speaks {self}; start a \
              release that speaks {used}",
             env!("CARGO_PKG_VERSION")
         )

@@ -60,6 +60,8 @@ pub struct Cluster {
     pub(super) remote: Mutex<RemoteShards>,
     pub(super) silent: Mutex<SilentNodes>,
     pub(super) split_tries: Mutex<SplitTries>,
+    /// Held while this node records a protocol version.
+    pub(super) recording: Arc<tokio::sync::Mutex<()>>,
 }
 
 impl Cluster {
@@ -86,6 +88,7 @@ impl Cluster {
             remote: Mutex::default(),
             silent: Mutex::new(SilentNodes::new(replace_down_after)),
             split_tries: Mutex::default(),
+            recording: Arc::default(),
         }
     }
 

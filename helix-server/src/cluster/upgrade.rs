@@ -1,9 +1,12 @@
 //! Protocol version of the cluster. Shard 0's leader raises it once every member supports the next
 //! one.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use helix_wal::Wal;
+use tokio::time::timeout;
 
 use super::client::Cluster;
 use super::peer_messages::{PeerRequest, PeerResponse};
@@ -30,7 +33,7 @@ impl Cluster {
         let reached =
             async { while self.protocol() < version && changes.changed().await.is_ok() {} };
         // Ignored: the version decides.
-        let _ = tokio::time::timeout(wait_max, reached).await;
+        let _ = timeout(wait_max, reached).await;
         self.protocol() >= version
     }
 
@@ -40,7 +43,8 @@ impl Cluster {
         let (is_new, protocol) =
             self.machine().read(|state| (state.shards().is_empty(), state.protocol()));
         // A cluster that is being formed starts with a version that its nodes support.
-        (!is_new && !versions.contains(protocol)).then(|| versions.refusal(protocol))
+        (!is_new && !versions.contains(protocol))
+            .then(|| versions.refusal("the cluster uses", protocol))
     }
 
     /// Starts a new cluster with the oldest version that this program supports. Runs on shard 0's
@@ -62,23 +66,16 @@ impl Cluster {
         if !self.replica().is_ready() {
             return false;
         }
-        let peers = self.hub.peers();
-        let supported = |node_id: u64| {
-            let peer = peers.iter().find(|peer| peer.node_id == node_id)?;
-            peer.protocol.filter(|_| peer.connected)
-        };
-        let members = self.members_now();
-        let ids = members.iter().map(|it| it.node_id);
-        let others: Vec<u64> = ids.filter(|id| *id != self.node_id()).collect();
-        let own = Some(self.hub.versions().newest);
-        // `None` if a member is disconnected.
-        let supported = others.iter().map(|id| supported(*id));
-        let common = supported.fold(own, |least, newest| Some(least?.min(newest?)));
+        let (members, common) = self.common_protocol();
         let Some(version) = common.filter(|version| *version > self.protocol()) else {
             return true;
         };
-        if version >= RECORDED_VERSIONS && !self.record_everywhere(version, &others).await {
-            return false;
+        if version >= RECORDED_VERSIONS {
+            let is_recorded = self.record_everywhere(version, members.keys()).await;
+            // Nodes may have come or restarted during the calls.
+            if !is_recorded || self.common_protocol() != (members, Some(version)) {
+                return false;
+            }
         }
         match self.command(ClusterCommand::RaiseProtocol { version }).await {
             Ok(_) => {
@@ -89,10 +86,27 @@ impl Cluster {
         self.protocol() >= version
     }
 
+    /// Returns the other members with their generations, and the newest version that all members
+    /// speak. No version if a member is disconnected.
+    fn common_protocol(&self) -> (BTreeMap<u64, u32>, Option<u32>) {
+        let peers = self.hub.peers();
+        let supported = |node_id: &u64| {
+            let peer = peers.iter().find(|peer| peer.node_id == *node_id)?;
+            peer.protocol.filter(|_| peer.connected)
+        };
+        let members = self.members_now();
+        let members = members.iter().map(|it| (it.node_id, it.generation));
+        let others: BTreeMap<u64, u32> = members.filter(|it| it.0 != self.node_id()).collect();
+        let own = Some(self.newest_protocol());
+        let supported = others.keys().map(supported);
+        let common = supported.fold(own, |least, newest| Some(least?.min(newest?)));
+        (others, common)
+    }
+
     /// Lets every member record a protocol version. Returns whether all have.
-    async fn record_everywhere(&self, version: u32, others: &[u64]) -> bool {
+    async fn record_everywhere(&self, version: u32, others: impl Iterator<Item = &u64>) -> bool {
         let request = PeerRequest::RecordProtocol(version).encode();
-        let asked = others.iter().map(|&node| {
+        let asked = others.map(|&node| {
             let request = request.clone();
             async move {
                 let response = self.hub.call(node, request, limits::PROGRESS_WAIT_MAX).await;
@@ -113,17 +127,43 @@ impl Cluster {
         why.is_none()
     }
 
-    /// Records a protocol version in this node's log of shard 0, which is the first that a start
-    /// opens. From then on, only programs that speak it start on this data.
+    /// Returns this node's open logs that have not recorded a protocol version. The log of shard 0
+    /// is the first, and does not need to be open.
+    fn unrecorded_logs(&self, version: u32) -> Vec<Wal> {
+        let shards = self.open_shards();
+        let of_shards = shards.iter().map(|shard| shard.replica().wal()).filter(|it| it.is_open());
+        let logs = [self.replica().wal().clone()].into_iter().chain(of_shards.cloned());
+        logs.filter(|wal| wal.entries_version() < version).collect()
+    }
+
+    /// Records a protocol version in this node's logs. From then on, only programs that speak it
+    /// start on this data. The log of shard 0 is the first that a start opens; the others have the
+    /// version in case that this log is put aside.
     async fn record_protocol(&self, version: u32) -> std::result::Result<(), String> {
+        let logs = self.unrecorded_logs(version);
+        if logs.is_empty() {
+            return Ok(());
+        }
+        // Kept until the writes have ended, also if the caller does not wait so long.
+        let Ok(only) = self.recording.clone().try_lock_owned() else {
+            return Err("another recording is in progress".to_owned());
+        };
+        let record = move || {
+            let _only = only;
+            logs.iter().try_for_each(|wal| wal.raise_entries_version(version))
+        };
         let replica = self.replica();
-        let wal = replica.wal().clone();
-        let record = move || wal.raise_entries_version(version);
-        let recorded = replica.reads().wait(record).await.map_err(|error| error.to_string())?;
-        recorded.map_err(|error| error.to_string())
+        let recorded = timeout(limits::PROGRESS_WAIT_MAX, replica.reads().wait(record)).await;
+        let recorded = recorded.map_err(|_| "its disk did not respond in time".to_owned())?;
+        recorded.map_err(|error| error.to_string())?.map_err(|error| error.to_string())
     }
 
     pub(super) async fn local_record_protocol(&self, version: u32) -> PeerResponse {
+        let versions = self.hub.versions();
+        if !versions.contains(version) {
+            // Perhaps it was restarted with another release since the sender last saw it.
+            return PeerResponse::Unknown(format!("this node speaks {versions}"));
+        }
         match self.record_protocol(version).await {
             Ok(()) => PeerResponse::Version(version.into()),
             Err(why) => PeerResponse::Unknown(why),
@@ -134,13 +174,12 @@ impl Cluster {
     /// record. Returns whether it is recorded.
     pub async fn record_own_protocol(&self) -> bool {
         let version = self.protocol();
-        let is_recorded = self.replica().wal().entries_version() >= version;
-        if version < RECORDED_VERSIONS || is_recorded {
+        if version < RECORDED_VERSIONS {
             return true;
         }
         let recorded = self.record_protocol(version).await;
         if let Err(why) = &recorded {
-            tracing::warn!(version, %why, "cannot record the protocol version");
+            tracing::debug!(version, %why, "cannot record the protocol version yet");
         }
         recorded.is_ok()
     }

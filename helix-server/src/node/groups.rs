@@ -457,7 +457,9 @@ impl ReaderMembership {
             MembershipSource::Local { watch, .. } => watch.take_changed(),
             MembershipSource::Remote(states) => {
                 let has_changed = states.has_changed().unwrap_or(false);
-                states.mark_unchanged();
+                if has_changed {
+                    states.mark_unchanged();
+                }
                 has_changed
             }
         }

@@ -165,9 +165,15 @@ impl NodeLogs<'_> {
         let versions = self.versions;
         let open = move || {
             // Before anything is changed. Entries that this program does not know are no damage.
-            let needed = Wal::stored_entries_version(&*storage).unwrap_or(0);
+            let needed = match Wal::stored_entries_version(&*storage) {
+                Ok(needed) => needed,
+                // Reported by the open below.
+                Err(helix_wal::Error::Damaged { .. }) => 0,
+                Err(error) => return Err(error),
+            };
             if needed > versions.newest {
-                return Err(helix_wal::Error::Unusable(versions.refusal(needed)));
+                let what = versions.refusal("the data needs", needed);
+                return Err(helix_wal::Error::Unusable(what));
             }
             if Wal::is_being_removed(&*storage)? {
                 Wal::remove(&*storage)?;

@@ -121,9 +121,11 @@ async fn drive_members(node: &Node) -> bool {
         node.cluster.forget_observations();
     }
     let is_idle = !is_leader
-        || (node.cluster.drive_change().await
-            && node.cluster.raise_protocol().await
-            && node.cluster.drive_placement().await);
+        || node.cluster.drive_change().await && {
+            // A member with a full disk delays the next version, but no moves.
+            let is_newest = node.cluster.raise_protocol().await;
+            node.cluster.drive_placement().await && is_newest
+        };
     // A draining node may be elected again, so it is never done.
     leads_nothing
         && has_stated_rack

@@ -205,6 +205,8 @@ struct Building {
     records: SplitLog,
     /// Bytes of the new shard's state that have arrived.
     state: Vec<u8>,
+    /// Another source had nearly all that it knew, so the parent's leader is asked first.
+    asks_leader: bool,
 }
 
 impl Building {
@@ -246,7 +248,7 @@ impl Building {
             return Err(Error::ShardClosed { shard: shard_id, what });
         }
         let records = SplitLog::new(log.wal.clone(), log.reads.clone());
-        Ok(Some(Self { new, log, records, state: Vec::new() }))
+        Ok(Some(Self { new, log, records, state: Vec::new(), asks_leader: false }))
     }
 
     /// Takes the next step. Returns how long to wait for the next one.
@@ -255,7 +257,7 @@ impl Building {
             self.say(node, SplitStep::Created).await?;
         }
         if self.log.checkpoint.is_none() {
-            let found = self.fetch(node).await?;
+            let (found, is_of_leader) = self.fetch(node).await?;
             let agrees = self.records.agrees(found.forgotten, found.applied).await;
             if !agrees.map_err(failed)? {
                 let shard_id = self.new.shard_id;
@@ -269,8 +271,13 @@ impl Building {
                 let at = if is_sealed { begins.index } else { found.applied };
                 let left = self.records.add(&found.records, at).await.map_err(failed)?;
                 let is_near = left < READY_BYTES.min(node.hub.copy_pace().rate);
-                if is_near && self.new.own.step < SplitStep::Ready {
-                    self.say(node, SplitStep::Ready).await?;
+                // Only the leader knows how many records there are, until the seal.
+                if is_near && (is_of_leader || is_sealed) {
+                    if self.new.own.step < SplitStep::Ready {
+                        self.say(node, SplitStep::Ready).await?;
+                    }
+                } else {
+                    self.asks_leader = is_near;
                 }
                 return Ok(Duration::ZERO);
             }
@@ -306,8 +313,9 @@ impl Building {
     /// transfer. The leader is the last, because it also serves the appends. Each replica returns
     /// only what it has applied, and the receiver checks every entry (`SplitLog::add`).
     ///
-    /// A replica that has nothing more may be far behind, so that is decided by the leader.
-    async fn fetch(&self, node: &Arc<Node>) -> Result<SplitRecords> {
+    /// A replica that has nothing more may be far behind, so that is decided by the leader. Returns
+    /// whether the response is of the leader.
+    async fn fetch(&self, node: &Arc<Node>) -> Result<(SplitRecords, bool)> {
         let NewReplica { shard_id, ref split, .. } = self.new;
         let own = node.settings.node_id;
         let mut sources: Vec<u64> = node.cluster.machine().read(|state| {
@@ -321,7 +329,10 @@ impl Building {
             None => node.cluster.remote_leader(split.parent),
         };
         let leader = leader.map(|leader| leader.node_id);
-        sources.sort_by_key(|source| (*source != own, Some(*source) == leader));
+        sources.sort_by_key(|source| {
+            let is_leader = Some(*source) == leader;
+            (self.asks_leader && !is_leader, *source != own, is_leader)
+        });
         let mut refusals = Vec::new();
         let mut exhausted = None;
         for source in sources {
@@ -339,7 +350,7 @@ impl Building {
                 Ok(found) if found.records.is_empty() && found.index == 0 && !is_leader => {
                     exhausted = Some(source);
                 }
-                Ok(found) => return Ok(found),
+                Ok(found) => return Ok((found, is_leader)),
                 Err(why) => refusals.push(format!("node {source}: {why}")),
             }
         }

@@ -99,7 +99,10 @@ impl GroupWatch {
     /// Returns whether the group has changed since the last call.
     pub fn take_changed(&mut self) -> bool {
         let has_changed = self.changes.has_changed().unwrap_or(false);
-        self.changes.mark_unchanged();
+        // Only then: a change since that moment must be seen by the next call.
+        if has_changed {
+            self.changes.mark_unchanged();
+        }
         has_changed
     }
 }

@@ -186,7 +186,7 @@ async fn newer_protocol_is_used_once_the_last_node_speaks_it() {
     let refused = mixed.open(1, NOW).await.unwrap_err();
     let text = refused.to_string();
     assert!(matches!(refused, Error::Unusable { .. }), "{text}");
-    assert!(text.contains(&format!("uses protocol version {}", NEXT.newest)), "{text}");
+    assert!(text.contains(&format!("needs protocol version {}", NEXT.newest)), "{text}");
     assert!(text.contains(&format!("speaks version {}", NOW.newest)), "{text}");
     // The next release reads everything.
     let node = mixed.open(1, LATER).await.unwrap();

@@ -239,7 +239,17 @@ impl SimulatedMachine {
             std::future::pending::<()>().await;
         }
         if let Err(why) = self.run().await {
-            self.set_state(MachineState::Failed(why));
+            let own = ProtocolVersions::OWN.newest;
+            let is_older = self.0.newest_protocol.load(Ordering::Relaxed) < own;
+            self.set_state(match is_older && why.contains("start a release that speaks") {
+                // The node has recorded the newer version. Its operator starts the newer release.
+                true => {
+                    self.0.marks.hit(CoverageMark::OlderReleaseRefused);
+                    self.0.must_upgrade.store(true, Ordering::Relaxed);
+                    MachineState::Stopped
+                }
+                false => MachineState::Failed(why),
+            });
         }
         std::future::pending().await
     }

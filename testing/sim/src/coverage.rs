@@ -126,11 +126,12 @@ pub enum CoverageMark {
     CrashAtSplitStep,
     NodeUpgraded,
     NodeRolledBack,
+    OlderReleaseRefused,
     ProtocolRaised,
 }
 
 impl CoverageMark {
-    pub const ALL: [Self; 116] = [
+    pub const ALL: [Self; 117] = [
         Self::LeaderChange,
         Self::LeaderChangeWithBatchInFlight,
         Self::LeaderCutOff,
@@ -246,6 +247,7 @@ impl CoverageMark {
         Self::CrashAtSplitStep,
         Self::NodeUpgraded,
         Self::NodeRolledBack,
+        Self::OlderReleaseRefused,
         Self::ProtocolRaised,
     ];
 }

@@ -32,7 +32,7 @@ const RAISE_MAX: Duration = Duration::from_secs(30);
 const REFUSAL_MAX: Duration = Duration::from_secs(30);
 
 /// Words of a release that refuses newer data: 0.1.0, and later ones.
-const REFUSALS: [&str; 2] = ["was written by a newer program", "the cluster uses protocol version"];
+const REFUSALS: [&str; 2] = ["was written by a newer program", "the data needs protocol version"];
 
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
