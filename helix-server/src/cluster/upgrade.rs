@@ -138,7 +138,7 @@ impl Cluster {
 
     /// Records a protocol version in this node's logs. From then on, only programs that speak it
     /// start on this data. The log of shard 0 is the first that a start opens; the others have the
-    /// version in case that this log is put aside.
+    /// version in case that this log is quarantined.
     async fn record_protocol(&self, version: u32) -> std::result::Result<(), String> {
         let logs = self.unrecorded_logs(version);
         if logs.is_empty() {

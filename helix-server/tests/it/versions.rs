@@ -172,7 +172,7 @@ async fn newer_protocol_is_used_once_the_last_node_speaks_it() {
     }
     until("all use it", async || (mixed.protocols() == [NEXT.newest; 3]).then_some(())).await;
     mixed.write().await;
-    // Each log has the version, so that one that is put aside does not take it along.
+    // Each log has the version, so that a quarantined log does not take it along.
     let has_recorded = |node: &Arc<Node>| {
         let data = node.shards();
         let logs = data.iter().map(|it| it.replica().wal().entries_version());
