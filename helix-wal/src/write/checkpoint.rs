@@ -8,6 +8,7 @@ use bytes::Bytes;
 
 use crate::error::Error;
 use crate::files::cold_segment::{ColdSegment, ColdSegments};
+use crate::files::state_file::StateFile;
 use crate::format::state::PersistedState;
 use crate::format::state::StagedSegments;
 use crate::memory::log::Log;
@@ -16,7 +17,7 @@ use crate::shared::Shared;
 use crate::shared::core::Core;
 use crate::shared::queue::{PendingCallback, WriteRequest};
 use crate::shared::signal::WalThread;
-use crate::sync::IgnorePoison;
+use crate::sync::{IgnorePoison, MutexGuard};
 use crate::types::{LiveEntry, LogId};
 
 impl Shared {
@@ -121,14 +122,19 @@ impl Shared {
         }
         match written {
             Ok(()) => self.lock().staged = received,
-            Err(error) if error.is_shortage() => return Err(error),
-            Err(error) => {
-                drop(file);
-                self.poison(&error);
-                return Err(error);
-            }
+            Err(error) => return Err(self.not_replaced(file, error)),
         }
         Ok(())
+    }
+
+    /// Poisons the log after a failed replacement of the state file. Not after a shortage: then the
+    /// call can be repeated.
+    fn not_replaced(&self, file: MutexGuard<'_, StateFile>, error: Error) -> Error {
+        drop(file);
+        if !error.is_shortage() {
+            self.poison(&error);
+        }
+        error
     }
 
     /// Raises the version of what the entries mean, durably.
@@ -151,12 +157,7 @@ impl Shared {
         let raised = PersistedState { entries_version: version, ..state };
         match file.write(storage.as_ref(), &raised) {
             Ok(()) => self.lock().entries_version = version,
-            Err(error) if error.is_shortage() => return Err(error),
-            Err(error) => {
-                drop(file);
-                self.poison(&error);
-                return Err(error);
-            }
+            Err(error) => return Err(self.not_replaced(file, error)),
         }
         Ok(())
     }
